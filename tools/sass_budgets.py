@@ -169,8 +169,8 @@ BUDGETS = (
     Budget("KeyScoresKernel<[12], 256>", 80, 1, 147712, PLAIN),
     Budget("PoolScoresKernel", 64, 8),
     # Arguments: dtype of keys, whether probabilities are added.
-    Budget("AttentionMassKernel<*, false>", 128, 4, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
-    Budget("AttentionMassKernel<*, true>", 80, 6, 21504, ("LDS.128", "MUFU.EX2", "FFMA")),
+    Budget("AttentionMassKernel<*, false>", 128, 4, 21760, ("LDS.128", "MUFU.EX2", "FFMA")),
+    Budget("AttentionMassKernel<*, true>", 80, 6, 21760, ("LDS.128", "MUFU.EX2", "FFMA")),
     # Argument: dtype. As much shared memory as a block of an A100 may have.
     Budget("LatentAttentionKernel<[12]>", 255, 1, 165520, PLAIN),
 )

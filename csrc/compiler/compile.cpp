@@ -105,6 +105,18 @@ void add_layer(executor::BatchLimits& limits, const Shape& handle) {
   limits.layers.push_back(layer);
 }
 
+// Those of all layers, also where the executable is a half that has some of them.
+void set_groups(KvCacheConfig& cache, const Graph& whole) {
+  for (const Node& node : whole.nodes) {
+    for (const ValueId id : node.outputs) {
+      const Value& value = whole.value(id);
+      if (value.dtype != DType::kv) continue;
+      cache.num_layers = std::max(cache.num_layers, static_cast<int32_t>(value.shape[0].value) + 1);
+    }
+  }
+  cache.groups = compiler::kv_groups(whole, cache.num_layers);
+}
+
 // Outputs behind the logits are floats, a row for each token or each logit row.
 void check_outputs(const Graph& graph, bool has_logits) {
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
@@ -240,7 +252,6 @@ void Executable::Impl::find_outputs() {
 
 void Executable::Impl::lower() {
   KvCacheConfig& cache = limits.cache;
-  cache.groups = compiler::kv_groups(shared.graph, cache.num_layers);
   shared.group_of_layer = kv::group_of_layer(cache);
   shared.layer_tables = compiler::asks_for_tables(shared.graph);
   programs.push_back(compiler::Lowering(shared, Phase::decode).run());
@@ -276,7 +287,7 @@ void log_compilation(const std::string& what, size_t calls, size_t weights, size
 std::unique_ptr<Executable::Impl> Executable::Impl::build(
     const Graph& graph, std::shared_ptr<const WeightSource> weights,
     std::shared_ptr<ThreadPool> pool, const CompileOptions& options, const Impl* first,
-    bool has_logits) {
+    const Graph* whole, bool has_logits) {
   const auto started = std::chrono::steady_clock::now();
   if (!weights) fail("weights: expected a source, got none");
   if (!pool) fail("pool: expected a thread pool, got none");
@@ -285,6 +296,7 @@ std::unique_ptr<Executable::Impl> Executable::Impl::build(
   impl->shared.options = resolve(options, graph);
   check_inputs(graph);
   impl->limits = make_limits(graph, impl->shared.options, has_logits);
+  set_groups(impl->limits.cache, whole == nullptr ? graph : *whole);
   impl->shared.graph = graph;
   for (size_t i = has_logits ? 1 : 0; i < graph.outputs.size(); ++i) {
     impl->output_names.push_back(graph.value(graph.outputs[i]).name);

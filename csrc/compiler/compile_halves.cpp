@@ -168,13 +168,13 @@ std::shared_ptr<Executable> ExecutableHalves::compile(const Graph& graph,
   } else {
     const GraphHalves halves = cut_graph(graph, choice.front);
     std::unique_ptr<Impl> first =
-        Impl::build(halves.front, weights, front.pool, front.options, nullptr, false);
+        Impl::build(halves.front, weights, front.pool, front.options, nullptr, &graph, false);
     const bool one_memory = front.options.device == back.options.device;
     if (one_memory) back.options.tuning_cache.clear();  // the first has measured
     // What both read is packed once in one memory; arenas are apart, as their pools are.
     const bool shares = one_memory && front.pool != back.pool;
-    impl =
-        Impl::build(halves.back, weights, back.pool, back.options, shares ? first.get() : nullptr);
+    impl = Impl::build(halves.back, weights, back.pool, back.options,
+                       shares ? first.get() : nullptr, &graph);
     const KvCacheConfig& needed = impl->limits.cache;
     if (first->limits.cache.num_kv_heads != needed.num_kv_heads ||
         first->limits.cache.head_dim != needed.head_dim) {
@@ -202,12 +202,12 @@ void Executable::Impl::add_front_layers(KvCacheConfig& config) const {
     return half.rope.size() == static_cast<size_t>(half.num_layers);
   };
   const bool both_know = knows_rope(config) && knows_rope(first.cache);
-  config.num_layers = std::max(config.num_layers, first.cache.num_layers);
   config.rope.resize(both_know ? static_cast<size_t>(config.num_layers) : 0);
   for (const int32_t layer : first.layers) {
     if (!both_know) break;
     config.rope[static_cast<size_t>(layer)] = first.cache.rope[static_cast<size_t>(layer)];
   }
+  config.fixed_slots |= first.cache.fixed_slots;
   config.index_unit = std::max(config.index_unit, first.cache.index_unit);
   config.index_means |= first.cache.index_means;
   config.index_bits = std::max(config.index_bits, first.cache.index_bits);

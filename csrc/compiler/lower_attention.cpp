@@ -148,6 +148,7 @@ void set_long_tiles(const Lowering& lowering, const Node& node, ops::AttentionSh
   problem.k = ops::keys_of(kv);
   problem.v = ops::values_of(kv);
   problem.weights = node.get_string("weights");
+  problem.chunk = shape.chunk;
   set_visits(lowering, node, problem.visits);
   const auto finds = [&](int32_t rows, bool own_sums) {
     problem.work.long_rows = rows;

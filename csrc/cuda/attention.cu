@@ -35,7 +35,6 @@ const char* rejects_all(const AttentionProblem& p) {
   }
   if (const char* reason = rejects_keys(p)) return reason;
   if (p.append.k != nullptr) return "appends no keys";
-  if (p.chunk > 0) return "keys are in no chunks";
   if (p.q.dtype != DType::f32 && p.q.dtype != DType::f16 && p.q.dtype != DType::bf16) {
     return "queries are not f32, f16 or bf16";
   }
@@ -61,6 +60,7 @@ const char* rejects(const AttentionProblem& p) {
 const char* rejects_own_sums(const AttentionProblem& p) {
   if (!p.own_sums || !p.work.only_long) return "has bits of its own, for prompts alone";
   if (p.visits.has_weights() || p.weighs_keys()) return "keys count once";
+  if (p.chunk > 0) return "keys are in no chunks";
   if (const char* reason = rejects_all(p)) return reason;
   return rejects_wgmma(p);
 }

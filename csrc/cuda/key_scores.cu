@@ -64,7 +64,6 @@ void attention_scores(const AttentionScoresProblem& p, Queue& queue) {
 
 // Of the engine's pages, into planes of sequences.
 const char* rejects_mass(const ops::AttentionMassProblem& p) {
-  if (!p.rule.is_plain_sum()) return "makes sums alone, neither maxima nor sums that decay";
   const int32_t dims = p.kv.head_dim;
   if (dims <= 0 || dims > ops::kMostMassDims || dims % 16 != 0) {
     return "head_dim is not a multiple of 16 up to 256";

@@ -41,10 +41,6 @@ void rope(const ops::RopeProblem& p, Queue& queue) {
   });
 }
 
-const char* rejects_table(const ops::RopeTableProblem& p) {
-  return p.maps() ? "positions are as they are" : ops::rejects(p);
-}
-
 const char* rejects_append(const ops::RopeAppendProblem& p) {
   const DType dtype = p.kv.dtype;
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16 && dtype != DType::i8) {
@@ -83,7 +79,7 @@ void rope_append(const ops::RopeAppendProblem& p, Queue& queue) {
 }  // namespace
 
 void register_rope() {
-  add<ops::RopeTableProblem>("rope_table", rejects_table, rope_table);
+  add<ops::RopeTableProblem>("rope_table", ops::rejects, rope_table);
   add<ops::RopeProblem>("rope", ops::rejects, rope);
   add<ops::RopeAppendProblem>("rope_append", rejects_append, rope_append);
 }

@@ -42,7 +42,7 @@ size_t image_bytes(const Shared& shared, const BatchLimits& limits,
   size_t bytes = 2 * bytes_of<int32_t>(tokens) + bytes_of<uint64_t>(tokens) +
                  bytes_of<int32_t>(static_cast<size_t>(limits.max_rows)) +
                  4 * bytes_of<int32_t>(sequences + 1) + bytes_of<int32_t>(sequences * pages) +
-                 bytes_of<int32_t>(StepCoding::most_pages(limits)) +
+                 bytes_of<uint8_t>(sequences) + bytes_of<int32_t>(StepCoding::most_pages(limits)) +
                  draw_bytes(static_cast<size_t>(limits.max_rows)) +
                  bytes_of<ops::SlotWeights>(shared.weight_names.size() * sequences);
   for (size_t group = 1; group < limits.cache.groups.size(); ++group) {
@@ -171,6 +171,9 @@ void DeviceStep::pack(const Step& step, std::span<const AttentionBuffers> attent
     layout.tree_start = packer.add(batch.tree_start, sequences, 0).data();
   }
   layout.dense = nullptr;  // the plans know
+  if (!batch.unchunked.empty()) {
+    layout.unchunked = packer.add(batch.unchunked, sequences, uint8_t{0}).data();
+  }
   const std::span<const ops::SlotWeights> weighted = weights_.upload(step, sequences, *queue_);
   step_.weighted = packer.add(weighted, weighted.size(), {}).data();
   pack_groups(packer, batch, sequences);
@@ -206,6 +209,7 @@ void DeviceStep::pack_groups(StepPacker& packer, const Batch& batch, size_t sequ
   step_.groups = groups_;
 }
 
+// Those of groups all of whose layers are on another device are left out.
 void DeviceStep::pack_pages(StepPacker& packer, const Batch& batch, bool shared) {
   const size_t most = KvCache::pages_for(static_cast<size_t>(limits_.max_seq_len)) *
                       static_cast<size_t>(limits_.max_sequences);
@@ -213,11 +217,19 @@ void DeviceStep::pack_pages(StepPacker& packer, const Batch& batch, bool shared)
     const size_t rounded = std::max(pages.size(), std::min(std::bit_ceil(pages.size()), most));
     return packer.add(pages, shared && !is_last ? rounded : pages.size(), 0).data();
   };
-  step_.layout.kv_indices = add(pack_coded(packer, batch.kv_indices, shared), groups_.empty());
+  const auto of_group = [&](size_t group, std::span<const int32_t> pages) {
+    const auto has = [&](int32_t layer) {
+      return groups_.empty() || step_.group_of_layer[static_cast<size_t>(layer)] == group;
+    };
+    return std::ranges::any_of(limits_.layers, has) ? pages : std::span<const int32_t>();
+  };
+  step_.layout.kv_indices =
+      add(pack_coded(packer, of_group(0, batch.kv_indices), shared), groups_.empty());
   for (size_t group = 0; group < groups_.size(); ++group) {
     const bool is_last = group + 1 == groups_.size();
-    groups_[group].kv_indices = group == 0 ? step_.layout.kv_indices
-                                           : add(batch.more_groups[group - 1].kv_indices, is_last);
+    groups_[group].kv_indices =
+        group == 0 ? step_.layout.kv_indices
+                   : add(of_group(group, batch.more_groups[group - 1].kv_indices), is_last);
   }
 }
 
@@ -274,8 +286,12 @@ void DeviceStep::reserve_scored(size_t most) {
 std::span<const int32_t> DeviceStep::pack_coded(StepPacker& packer, std::span<const int32_t> pages,
                                                 bool shared) {
   step_.decoded = {};
-  if (step_.kv_layers.empty()) return pages;
-  coding_.reserve(step_.kv_layers[0], limits_);
+  const auto has_codes = [&](int32_t layer) {
+    return step_.kv_layers[static_cast<size_t>(layer)].coded.bits != 0;
+  };
+  const auto coded = std::ranges::find_if(limits_.layers, has_codes);
+  if (coded == limits_.layers.end()) return pages;
+  coding_.reserve(step_.kv_layers[static_cast<size_t>(*coded)], limits_);
   const std::span<const int32_t> found = coding_.find(pages);
   const std::span<const int32_t> numbers = coding_.numbers();
   if (numbers.empty()) return found;
@@ -364,7 +380,8 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
   Recordings::Key key = {address(&program),          top_k,
                          layout.num_tokens,          static_cast<int64_t>(batch_.logit_rows.size()),
                          layout.num_sequences,       address(layout.ancestors),
-                         address(layout.tree_start), address(layout.kv_indices)};
+                         address(layout.tree_start), address(layout.unchunked),
+                         address(layout.kv_indices)};
   for (const ops::BatchLayout& group : groups_) {
     key.insert(key.end(), {address(group.tree_start), address(group.kv_indices)});
   }

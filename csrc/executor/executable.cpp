@@ -397,14 +397,10 @@ KvCacheConfig Executable::kv_config(DType dtype, int32_t num_pages, bool by_wind
   config.num_pages = num_pages;
   if (config.num_layers == 0) config.num_layers = config.num_kv_heads = 1;
   if (config.head_dim == 0) config.head_dim = 16;
-  // A front's windows are its own. A GPU's pages take their memory at once, so that nothing is
-  // gained there by freeing those that windows have left.
-  const bool has_tables = impl_->shared.layer_tables;
-  if (by_window && impl_->front && has_tables) {
-    throw Unsupported("[compile] layer_groups: layers without a window have page tables of their " +
-                      std::string("own only where one executable has all of them"));
-  }
-  if (!by_window || impl_->front || !(config.on_host() || has_tables)) config.groups.clear();
+  // A GPU's pages take their memory at once, so that nothing is gained there by freeing those that
+  // windows have left.
+  const bool is_divided = config.on_host() || impl_->shared.layer_tables;
+  if (!by_window || !is_divided) config.groups.clear();
   return config;
 }
 

@@ -64,13 +64,13 @@ struct Executable::Impl {
   std::vector<FloatInput> front_inputs;
   std::vector<FloatInput> own_inputs;
 
-  // `first`: an executable whose weights and arenas may be used; null: there is none. Only a front
-  // has no logits.
+  // `first`: an executable whose weights and arenas may be used; null: there is none. `whole`: what
+  // `graph` is a half of, null: nothing. Only a front has no logits.
   static std::unique_ptr<Impl> build(const Graph& graph,
                                      std::shared_ptr<const WeightSource> weights,
                                      std::shared_ptr<ThreadPool> pool,
                                      const CompileOptions& options, const Impl* first,
-                                     bool has_logits = true);
+                                     const Graph* whole = nullptr, bool has_logits = true);
   void allocate_inputs(const Graph& graph);
   void allocate_arena(const Impl* first);
   void find_outputs();

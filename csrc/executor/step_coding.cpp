@@ -13,10 +13,6 @@ size_t StepCoding::most_pages(const BatchLimits& limits) {
 
 void StepCoding::reserve(const ops::KvLayer& layer, const BatchLimits& limits) {
   const ops::CodedPages& coded = layer.coded;
-  if (coded.bits == 0) {
-    room_ = 0;
-    return;
-  }
   first_page_ = coded.first_page;
   const auto ids = static_cast<size_t>(layer.num_pages) * static_cast<size_t>(coded.memory.parts);
   place_of_.resize(ids, -1);
@@ -32,7 +28,6 @@ void StepCoding::reserve(const ops::KvLayer& layer, const BatchLimits& limits) {
 
 std::span<const int32_t> StepCoding::find(std::span<const int32_t> pages) {
   numbers_.clear();
-  if (room_ == 0) return pages;
   pages_.assign(pages.begin(), pages.end());
   for (int32_t& page : pages_) {
     if (page < first_page_) continue;

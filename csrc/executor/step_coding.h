@@ -23,7 +23,8 @@ class StepCoding {
 
   // The most that a step may hold: arrays of `numbers` have room for them.
   static size_t most_pages(const BatchLimits& limits);
-  // Memory for any step with a cache of such layers, which is taken when their first step comes.
+  // Memory for any step with a cache of such layers, which have coded pages. It is taken when their
+  // first step comes.
   void reserve(const ops::KvLayer& layer, const BatchLimits& limits);
   // Of a step's pages the same, but coded ones by their places among all that it holds.
   std::span<const int32_t> find(std::span<const int32_t> pages);
@@ -36,7 +37,7 @@ class StepCoding {
  private:
   Allocate allocate_;
   int32_t first_page_ = 0;
-  size_t room_ = 0;  // pages; 0: none can be coded
+  size_t room_ = 0;  // pages
   size_t bytes_ = 0;
   std::shared_ptr<void> keys_;
   std::shared_ptr<void> values_;

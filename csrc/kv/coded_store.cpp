@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ranges>
 #include <string>
 
 #include "core/memory.h"
@@ -29,9 +30,6 @@ void check_config(const KvCacheConfig& config) {
   };
   require_within("rank", ops::CodedPages::kMostRank, coding.rank);
   require_within("outliers", ops::CodedPages::kMostOutliers, coding.outliers);
-  if (!config.layer_devices.empty()) {
-    throw Unsupported("[kv_cache] coding: not where layers are on several devices");
-  }
   check_features(config);
   check_codebooks(config);
   if (config.dtype == DType::bf16 || config.dtype == DType::f32) return;
@@ -59,9 +57,20 @@ size_t num_stored_layers(const KvCacheConfig& config, int64_t num_layers) {
   return static_cast<size_t>((num_layers + shared - 1) / shared);
 }
 
+bool is_on_host(const KvCacheConfig& config, int32_t layer) {
+  return config.device_of(layer).kind == DeviceKind::cpu;
+}
+
+// Whether a GPU has any of the layers whose pages are encoded.
+bool is_on_gpu(const KvCacheConfig& config) {
+  const auto is_there = [&](int32_t layer) { return !is_on_host(config, layer); };
+  if (!config.groups.empty()) return std::ranges::any_of(config.groups[0].layers, is_there);
+  return std::ranges::any_of(std::views::iota(0, config.num_layers), is_there);
+}
+
 // How many coded pages the slot of a layer has room for; 0: they have memory of their own.
 int32_t layer_parts_of(const KvCacheConfig& config, const ops::CodedPages& layer) {
-  if (config.on_host()) return 0;
+  if (!is_on_gpu(config)) return 0;
   const auto parts = static_cast<size_t>(layer.num_kv_heads);
   const size_t slot = static_cast<size_t>(config.num_kv_heads * config.head_dim) * ops::kPageSize *
                       static_cast<size_t>(dtype_info(config.dtype).block_bytes);
@@ -117,20 +126,44 @@ CodedStore::CodedStore(const KvCacheConfig& config, size_t pool_bytes) {
   partner_.assign(static_cast<size_t>(num_pages_) + static_cast<size_t>(num_coded_), -1);
   layer_parts_ = layer_parts_of(config, first_layer_);
   parts_ = parts_of(config, first_layer_, config.num_layers);
+  place_layers(config);
+  if (num_on_host_ > 0) allocate();
+  set_tables(config);
   if (in_pages()) {
     used_parts_.assign(static_cast<size_t>(num_pages_), -1);
-    upload_tables(config);
     return;
   }
-  allocate();
   for (int32_t i = 0; i < num_coded_; ++i) free_.push_back(num_pages_ + num_coded_ - 1 - i);
 }
 
-void CodedStore::upload_tables(const KvCacheConfig& config) {
-  there_ = std::make_unique<DeviceTables>(memory_of(config.device));
+// Throws Unsupported for layers that share features on two devices: their pages would be on both.
+void CodedStore::place_layers(const KvCacheConfig& config) {
+  const auto shared = static_cast<int32_t>(shared_layers_);
+  for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+    const Device device = config.device_of(layer);
+    const Device first = config.device_of(layer / shared * shared);
+    if (device != first) {
+      throw Unsupported("[kv_cache] coding.shared_layers: expected layers that share features on " +
+                        ("one device, got some on " + name(first)) + " and " + name(device));
+    }
+    if (layer % shared > 0) continue;
+    const bool on_host = is_on_host(config, layer);
+    host_place_.push_back(on_host ? static_cast<int32_t>(num_on_host_++) : -1);
+  }
+}
+
+void CodedStore::set_tables(const KvCacheConfig& config) {
   for (size_t i = 0; i < static_cast<size_t>(config.num_layers); ++i) {
-    if (features_) there_->add(features_->layer(i));
-    if (codebooks_) there_->add(codebooks_->layer(i));
+    const Device device = config.device_of(static_cast<int32_t>(i));
+    const ops::PageFeatures* features = features_ ? &features_->layer(i) : nullptr;
+    const ops::PageCodebooks* codebooks = codebooks_ ? &codebooks_->layer(i) : nullptr;
+    if (device.kind != DeviceKind::cpu) {
+      DeviceTables& there = there_.try_emplace(device.index, memory_of(device)).first->second;
+      if (features != nullptr) features = &there.add(*features);
+      if (codebooks != nullptr) codebooks = &there.add(*codebooks);
+    }
+    features_of_.push_back(features);
+    codebooks_of_.push_back(codebooks);
   }
 }
 
@@ -138,9 +171,9 @@ void CodedStore::allocate() {
   const size_t layer = first_layer_.head_bytes() * static_cast<size_t>(first_layer_.num_kv_heads) *
                        static_cast<size_t>(num_coded_);
   layer_bytes_ = (layer + kAlignment - 1) / kAlignment * kAlignment;
-  const size_t bytes = layer_bytes_ * num_layers_;
+  const size_t bytes = layer_bytes_ * num_on_host_;
   const Memory& memory = memory_of({});
-  if (bytes <= memory.capacity() + kAlignment * num_layers_) {
+  if (bytes <= memory.capacity() + kAlignment * num_on_host_) {
     region_ = memory.allocate(bytes, Pages::lazy);
   }
   if (!region_) {
@@ -159,13 +192,15 @@ ops::CodedPages CodedStore::host_layer(size_t number) const {
 }
 
 ops::CodedPages CodedStore::layer(size_t number, std::span<const ops::KvLayer> pages) const {
-  ops::CodedPages layer = host_layer(number);
-  if (!in_pages()) {
-    layer.data += number / shared_layers_ * layer_bytes_;
+  ops::CodedPages layer = first_layer_;
+  layer.features = features_of_[number];
+  layer.codebooks = codebooks_of_[number];
+  const int32_t place = host_place_[number / shared_layers_];
+  if (place >= 0) {
+    layer.data += static_cast<size_t>(place) * layer_bytes_;
     return layer;
   }
-  if (features_) layer.features = &there_->features(number);
-  if (codebooks_) layer.codebooks = &there_->codebooks(number);
+  layer.data = nullptr;
   const size_t first = number / shared_layers_ * shared_layers_;
   const ops::KvLayer& kv = pages[first];
   const auto page = static_cast<int64_t>(kv.head_bytes()) * kv.num_kv_heads;

@@ -1,10 +1,13 @@
 // A pool's coded pages (ops/coded_pages.h), and which page each was made of: whoever shares a page
 // with others has the same one made of it. On the host they have memory of their own, which the
-// system gives when it is written; on a GPU they are parts of pages that the pool hands over.
+// system gives when it is written; on a GPU they are parts of pages that the pool hands over. Where
+// layers are on both, each is in the memory of its layers, with the numbers of a GPU's: the host's
+// part of a page that is handed over goes back to the system.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,8 +31,8 @@ class CodedStore {
   // OutOfMemory.
   CodedStore(const KvCacheConfig& config, size_t pool_bytes);
 
-  // As kernels of the pool's device see them, beside its pages, and as the host encodes them, whose
-  // `data` are to be set.
+  // As kernels of the layer's device see them, beside its pages, and as the host encodes them,
+  // whose `data` are to be set.
   ops::CodedPages layer(size_t number, std::span<const ops::KvLayer> pages) const;
   ops::CodedPages host_layer(size_t number) const;
   size_t page_bytes() const;  // over all layers
@@ -39,8 +42,11 @@ class CodedStore {
   int32_t num_coded() const { return num_coded_; }
   int32_t in_use() const { return in_use_; }
 
-  // Whether they are parts of the pool's pages, and how many of these so many more take.
+  // Whether they are parts of the pool's pages, of one, and how many of these so many more take.
   bool in_pages() const { return parts_ > 0; }
+  bool is_parts(int32_t page) const {
+    return in_pages() && used_parts_[static_cast<size_t>(page)] >= 0;
+  }
   size_t pages_for(size_t count) const;
   // A page of the pool becomes parts, which are free.
   void add_parts(int32_t page);
@@ -62,13 +68,20 @@ class CodedStore {
   void check(std::span<uint8_t> is_free) const;
 
  private:
+  void place_layers(const KvCacheConfig& config);
   void allocate();
-  void upload_tables(const KvCacheConfig& config);
+  void set_tables(const KvCacheConfig& config);
 
   ops::CodedPages first_layer_;
   std::unique_ptr<FeatureTables> features_;    // null: codes are of keys and values
   std::unique_ptr<CodebookTables> codebooks_;  // null: they are of ranges
-  std::unique_ptr<DeviceTables> there_;        // null: they are the host's
+  std::map<int32_t, DeviceTables> there_;      // of each GPU
+  // By layer, in the memory of its device; null: there are none.
+  std::vector<const ops::PageFeatures*> features_of_;
+  std::vector<const ops::PageCodebooks*> codebooks_of_;
+  // By what has pages of its own: which of those on the host; -1: it is on a GPU.
+  std::vector<int32_t> host_place_;
+  size_t num_on_host_ = 0;
   size_t layer_bytes_ = 0;
   size_t num_layers_ = 0;     // that have pages of their own
   size_t shared_layers_ = 1;  // which share one's pages

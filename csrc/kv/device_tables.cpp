@@ -34,16 +34,17 @@ ops::KeyTurns DeviceTables::upload(const ops::KeyTurns& host) {
   return turns;
 }
 
-void DeviceTables::add(const ops::PageFeatures& host) {
+const ops::PageFeatures& DeviceTables::add(const ops::PageFeatures& host) {
   ops::PageFeatures& layer = features_.emplace_back(host);
   const int64_t numbers = host.count * host.dims();
   layer.keys = layer.values = nullptr;  // encoding's
   layer.key_dims = upload(host.key_dims, numbers);
   layer.value_dims = upload(host.value_dims, numbers);
   layer.turns = upload(host.turns);
+  return layer;
 }
 
-void DeviceTables::add(const ops::PageCodebooks& host) {
+const ops::PageCodebooks& DeviceTables::add(const ops::PageCodebooks& host) {
   ops::PageCodebooks& layer = codebooks_.emplace_back(host);
   const int64_t numbers = host.books() * ops::PageCodebooks::kDims * ops::PageCodebooks::kVectors;
   layer.value_dims = layer.key_squares = layer.value_squares = nullptr;  // encoding's
@@ -51,6 +52,7 @@ void DeviceTables::add(const ops::PageCodebooks& host) {
   layer.keys = upload(host.keys, numbers);
   layer.values = upload(host.values, numbers);
   layer.turns = upload(host.turns);
+  return layer;
 }
 
 }  // namespace effinfer::kv

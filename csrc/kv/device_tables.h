@@ -18,10 +18,8 @@ class DeviceTables {
   explicit DeviceTables(const Memory& memory) : memory_(memory) {}
 
   // A layer's, of the host's. Throws OutOfMemory.
-  void add(const ops::PageFeatures& host);
-  void add(const ops::PageCodebooks& host);
-  const ops::PageFeatures& features(size_t number) const { return features_[number]; }
-  const ops::PageCodebooks& codebooks(size_t number) const { return codebooks_[number]; }
+  const ops::PageFeatures& add(const ops::PageFeatures& host);
+  const ops::PageCodebooks& add(const ops::PageCodebooks& host);
 
  private:
   // The same numbers there; those that layers share once.

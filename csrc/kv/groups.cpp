@@ -13,13 +13,15 @@ namespace {
 }
 
 void check(const KvCacheConfig& config) {
+  const size_t devices = config.layer_devices.size();
+  if (devices != 0 && static_cast<int64_t>(devices) != config.num_layers) {
+    throw InvalidArgument("[kv_cache] layer_devices: expected none or one a layer, got " +
+                          std::to_string(devices));
+  }
   if (config.groups.empty()) return;
   if (config.groups.size() > kMostGroups) {
     fail("at most " + std::to_string(kMostGroups) + ", got " +
          std::to_string(config.groups.size()));
-  }
-  if (!config.layer_devices.empty()) {
-    throw Unsupported("[kv_cache] groups: not where layers are on several devices");
   }
   if (num_whole_groups(config) > 1 && config.coding.bits != 0) {
     throw Unsupported("[kv_cache] groups: expected one without a window beside coding, got " +
@@ -63,12 +65,15 @@ std::vector<std::unique_ptr<PagePool>> make_pools(const KvCacheConfig& config) {
   KvCacheConfig part = config;
   part.groups.clear();
   const bool knows_rope = config.rope.size() == static_cast<size_t>(config.num_layers);
+  const bool knows_devices = !config.layer_devices.empty();
   if (config.groups.empty()) pools.push_back(std::make_unique<PagePool>(part));
   for (const KvGroup& group : config.groups) {
     part.num_layers = static_cast<int32_t>(group.layers.size());
     part.rope.clear();
+    part.layer_devices.clear();
     for (const int32_t layer : group.layers) {
       if (knows_rope) part.rope.push_back(config.rope[static_cast<size_t>(layer)]);
+      if (knows_devices) part.layer_devices.push_back(config.device_of(layer));
     }
     if (group.window_left >= 0) part.coding = {};
     part.index_unit = group.window_left < 0 || group.indexed ? config.index_unit : 0;

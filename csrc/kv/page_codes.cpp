@@ -1,4 +1,5 @@
-// How pages become coded ones: on the host where they lie, of a GPU on the host, a page at a time.
+// How pages become coded ones: on the host where they lie; those of which a GPU has some layers on
+// the host, a page at a time.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -20,13 +21,15 @@ std::shared_ptr<uint8_t> host_bytes(size_t count) {
   return bytes;
 }
 
-// A page of another device in the host's memory, and the coded one that is made of it.
+// A page of all layers in the host's memory, and the coded one that is made of it. `queues`: of
+// each layer's device; null: it is the host.
 class PageEncoder {
  public:
-  PageEncoder(std::span<const ops::KvLayer> layers, const CodedStore& store, Queue& queue)
+  PageEncoder(std::span<const ops::KvLayer> layers, const CodedStore& store,
+              std::vector<Queue*> queues)
       : from_(layers),
         store_(store),
-        queue_(queue),
+        queues_(std::move(queues)),
         plane_(layers[0].head_bytes() * static_cast<size_t>(layers[0].num_kv_heads)),
         pages_(host_bytes(2 * plane_ * layers.size())),
         codes_(host_bytes(store.page_bytes())),
@@ -45,10 +48,15 @@ class PageEncoder {
   // Of the page at a place of its sequence.
   void encode(int32_t page, int32_t place, ThreadPool& pool) {
     for (size_t i = 0; i < layers_.size(); ++i) {
-      queue_.download(layers_[i].k, from_[i].k_head(page, 0), plane_);
-      queue_.download(layers_[i].v, from_[i].v_head(page, 0), plane_);
+      if (queues_[i] == nullptr) {
+        layers_[i].k = from_[i].k_head(page, 0);
+        layers_[i].v = from_[i].v_head(page, 0);
+        continue;
+      }
+      queues_[i]->download(layers_[i].k, from_[i].k_head(page, 0), plane_);
+      queues_[i]->download(layers_[i].v, from_[i].v_head(page, 0), plane_);
     }
-    queue_.wait();
+    wait();
     const ops::PageCoding coding = {0, layers_[0].num_pages, place};
     ops::run_alone<ops::EncodePagesProblem>(
         {layers_.data(), static_cast<int64_t>(layers_.size()), &coding, 1}, pool);
@@ -59,6 +67,10 @@ class PageEncoder {
     uint8_t* to = staged_.get();
     for (size_t i = 0; i < layers_.size(); i += store_.shared_layers()) {
       const ops::CodedPages& own = layers_[i].coded;
+      if (queues_[i] == nullptr) {
+        std::memcpy(from_[i].coded.head(coded, 0), own.data, store_.layer_page_bytes());
+        continue;
+      }
       const auto heads = static_cast<size_t>(own.num_kv_heads);
       uint8_t* const keys = to;
       uint8_t* const values = keys + heads * own.key_bytes();
@@ -67,17 +79,24 @@ class PageEncoder {
         std::memcpy(keys + head * own.key_bytes(), from, own.key_bytes());
         std::memcpy(values + head * own.behind_keys(), from + own.key_bytes(), own.behind_keys());
       }
-      queue_.upload(from_[i].coded.keys_of(coded, 0), keys, heads * own.key_bytes());
-      queue_.upload(from_[i].coded.values_of(coded, 0), values, heads * own.behind_keys());
+      queues_[i]->upload(from_[i].coded.keys_of(coded, 0), keys, heads * own.key_bytes());
+      queues_[i]->upload(from_[i].coded.values_of(coded, 0), values, heads * own.behind_keys());
       to += store_.layer_page_bytes();
     }
-    queue_.wait();
+    wait();
   }
 
  private:
+  // Layers of a device follow each other.
+  void wait() {
+    for (size_t i = 0; i < queues_.size(); ++i) {
+      if (queues_[i] != nullptr && (i == 0 || queues_[i] != queues_[i - 1])) queues_[i]->wait();
+    }
+  }
+
   const std::span<const ops::KvLayer> from_;
   const CodedStore& store_;
-  Queue& queue_;
+  const std::vector<Queue*> queues_;
   const size_t plane_;  // bytes of a layer's keys, or values
   const std::shared_ptr<uint8_t> pages_;
   const std::shared_ptr<uint8_t> codes_;
@@ -92,7 +111,8 @@ int32_t PagePool::take_coded() {
   if (coded_->in_pages() && !coded_->has_free()) {
     const int32_t page = take();
     references_[static_cast<size_t>(page)] = 0;
-    used_before_[static_cast<size_t>(page)] = 1;
+    Written& written = written_[static_cast<size_t>(page)];
+    if (written == Written::never) written = Written::on_devices;
     coded_->add_parts(page);
   }
   return coded_->take();
@@ -105,8 +125,11 @@ int32_t PagePool::allocate_coded() {
 }
 
 void PagePool::encode(std::span<int32_t> pages, ThreadPool& pool, size_t place) {
-  if (coded_->in_pages()) return encode_on_device(pages, pool, place);
-  encode_on_host(pages, pool, place);
+  if (coded_->in_pages()) {
+    encode_on_device(pages, pool, place);
+  } else {
+    encode_on_host(pages, pool, place);
+  }
   give_memory_back();
 }
 
@@ -132,7 +155,9 @@ void PagePool::encode_on_host(std::span<int32_t> pages, ThreadPool& pool, size_t
 
 // A page that nobody else has makes room for what is made of it.
 void PagePool::encode_on_device(std::span<int32_t> pages, ThreadPool& pool, size_t place) {
-  PageEncoder encoder(layers_, *coded_, *banks_[0].queue);
+  std::vector<Queue*> queues;
+  for (size_t i = 0; i < layers_.size(); ++i) queues.push_back(bank_of(i).queue.get());
+  PageEncoder encoder(layers_, *coded_, std::move(queues));
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t plain = pages[i];
     int32_t coded = coding_of(plain);
@@ -151,22 +176,31 @@ void PagePool::encode_on_device(std::span<int32_t> pages, ThreadPool& pool, size
   }
 }
 
+// The host's, of pages that are free or parts of which a GPU has.
 void PagePool::give_memory_back() {
+  const auto on_host = [](const Bank& bank) { return bank.queue == nullptr; };
+  if (std::ranges::none_of(banks_, on_host)) return;
+  const Written after = std::ranges::all_of(banks_, on_host) ? Written::never : Written::on_devices;
   std::vector<int32_t> pages;
-  for (const int32_t page : free_) {
-    if (used_before_[static_cast<size_t>(page)] != 0) pages.push_back(page);
+  const auto add = [&](int32_t page) {
+    if (written_[static_cast<size_t>(page)] == Written::everywhere) pages.push_back(page);
+  };
+  for (int32_t page = 0; page < num_pages(); ++page) {
+    if (coded_->is_parts(page)) add(page);
   }
+  std::ranges::for_each(free_, add);
   if (pages.size() <= kWarmPages) return;
   pages.resize(pages.size() - kWarmPages);
   std::sort(pages.begin(), pages.end());
   const size_t bytes = static_cast<size_t>(config_.num_kv_heads) * head_bytes_;
   for (size_t first = 0, end = 0; first < pages.size(); first = end) {
     while (end < pages.size() && pages[end] - pages[first] == static_cast<int32_t>(end - first)) {
-      used_before_[static_cast<size_t>(pages[end++])] = 0;
+      written_[static_cast<size_t>(pages[end++])] = after;
     }
-    for (const ops::KvLayer& kv : layers_) {
-      zero_lazily(kv.k_head(pages[first], 0), (end - first) * bytes);
-      zero_lazily(kv.v_head(pages[first], 0), (end - first) * bytes);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      if (!is_on_host(i)) continue;
+      zero_lazily(layers_[i].k_head(pages[first], 0), (end - first) * bytes);
+      zero_lazily(layers_[i].v_head(pages[first], 0), (end - first) * bytes);
     }
   }
 }

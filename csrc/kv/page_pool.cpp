@@ -76,9 +76,6 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   head_bytes_ = checked_head_bytes(config);
   require(config.num_pages > 0, "num_pages", "at least 1", config.num_pages);
   const auto num_layers = static_cast<size_t>(config.num_layers);
-  const size_t devices = config.layer_devices.size();
-  require(devices == 0 || devices == num_layers, "layer_devices", "none or one a layer",
-          static_cast<int64_t>(devices));
   const size_t heads =
       multiply(static_cast<size_t>(config.num_pages), static_cast<size_t>(config.num_kv_heads));
   plane_bytes_ = align_up(multiply(heads, head_bytes_));
@@ -102,7 +99,7 @@ PagePool::PagePool(const KvCacheConfig& config) : config_(config) {
   if (config.index_unit > 1 || config.index_bits > 0) allocate_bounds();
   const size_t count = static_cast<size_t>(config.num_pages);
   references_.assign(count + (coded_ ? static_cast<size_t>(coded_->num_coded()) : 0), 0);
-  used_before_.assign(count, 0);
+  written_.assign(count, Written::never);
   is_filling_.assign(count, 0);
   free_.resize(count);
   for (size_t i = 0; i < count; ++i) free_[i] = static_cast<int32_t>(count - 1 - i);
@@ -216,10 +213,11 @@ int32_t PagePool::take() {
 
 int32_t PagePool::allocate() {
   const int32_t page = take();
-  uint8_t& used = used_before_[static_cast<size_t>(page)];
-  if (used != 0) {
+  Written& written = written_[static_cast<size_t>(page)];
+  if (written != Written::never) {
     const size_t heads = static_cast<size_t>(config_.num_kv_heads);
     for (size_t i = 0; i < layers_.size(); ++i) {
+      if (written == Written::on_devices && is_on_host(i)) continue;
       const ops::KvLayer& kv = layers_[i];
       const Memory& memory = bank_of(i).memory;
       memory.zero(kv.v_head(page, 0), heads * head_bytes_);
@@ -228,13 +226,13 @@ int32_t PagePool::allocate() {
                   heads * ops::kPageSize * sizeof(float));
     }
   }
-  used = 1;
+  written = Written::everywhere;
   return page;
 }
 
 int32_t PagePool::allocate_copy(int32_t page) {
   const int32_t copy = take();
-  used_before_[static_cast<size_t>(copy)] = 1;
+  written_[static_cast<size_t>(copy)] = Written::everywhere;
   const size_t heads = static_cast<size_t>(config_.num_kv_heads);
   const size_t scales = heads * ops::kPageSize;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -257,7 +255,7 @@ void PagePool::for_coded_parts(int32_t page, F&& f) const {
   for (size_t i = 0; i < layers_.size(); i += coded_->shared_layers()) {
     const Memory& memory = bank_of(i).memory;
     const ops::CodedPages& coded = layers_[i].coded;
-    if (!coded_->in_pages()) {
+    if (is_on_host(i)) {
       f(memory, coded.head(page, 0), coded_->layer_page_bytes());
       continue;
     }

@@ -83,7 +83,7 @@ class PagePool {
   void merge(std::span<const int32_t> pages, HeadPlace head, const KvMerge& merge);
   // Puts coded pages in the place of these, whose holder does not need them any more
   // (page_codes.cpp). The first is page `place` of its sequence. On the host the memory of free
-  // pages goes back to the system; pages of a GPU are encoded on the host.
+  // pages goes back to the system; pages of a GPU, and of both, are encoded on the host.
   void encode(std::span<int32_t> pages, ThreadPool& pool, size_t place);
   // Its numbers change: what was made of it is not its coded form any more.
   void forget_coding(int32_t page) {
@@ -149,6 +149,9 @@ class PagePool {
     size_t known_of_page = 0;  // numbers of `known`
   };
 
+  // Of a page: zeros, numbers, or these but where the system has taken the host's memory back.
+  enum class Written : uint8_t { never, everywhere, on_devices };
+
   // Free pages whose memory stays, for the tokens that come next.
   static constexpr size_t kWarmPages = 1;
 
@@ -156,6 +159,7 @@ class PagePool {
   int32_t take_coded();
   void encode_on_host(std::span<int32_t> pages, ThreadPool& pool, size_t place);
   void encode_on_device(std::span<int32_t> pages, ThreadPool& pool, size_t place);
+  bool is_on_host(size_t layer) const { return bank_of(layer).queue == nullptr; }
   void give_memory_back();
   int32_t num_coded() const { return coded_ ? coded_->in_use() : 0; }
   int32_t take();
@@ -192,7 +196,7 @@ class PagePool {
   std::vector<ops::KvLayer> layers_;
   std::unique_ptr<CodedStore> coded_;  // null: pages stay as they are
   std::vector<int32_t> references_;
-  std::vector<uint8_t> used_before_;
+  std::vector<Written> written_;
   std::vector<uint8_t> is_filling_;
   std::vector<int32_t> free_;  // a stack: the page freed last is the one whose memory is warm
 };

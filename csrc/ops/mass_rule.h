@@ -8,7 +8,6 @@ namespace effinfer::ops {
 struct MassRule {
   float decay = 1.0f;
   bool maximum = false;
-  constexpr bool is_plain_sum() const { return decay == 1.0f && !maximum; }
 };
 
 }  // namespace effinfer::ops

@@ -86,19 +86,6 @@ float rope_inv_freq(const RopeParameters& parameters, const float* divisors, flo
   return factor;
 }
 
-int32_t RopeMap::place(int32_t position) const {
-  if (period == 0) return position;
-  const int64_t shifted = int64_t{position % period} + shift;
-  return static_cast<int32_t>(most < 0 ? shifted : std::min<int64_t>(shifted, most));
-}
-
-float RopeMap::growth(int32_t position) const {
-  if (tempered_from == 0 || position < tempered_from) return 1.0f;
-  const double ratio = (static_cast<double>(position) + 1.0) / tempered_from;
-  const double root = 0.1 * std::log(ratio) + 1.0;
-  return static_cast<float>(root * root);
-}
-
 std::string describe(const RopeTableProblem& problem) {
   return "[rope_table]" + field("rows", problem.rows) + field("dims", problem.dims) +
          (problem.map.period > 0 ? field("period", problem.map.period) : "");

@@ -28,8 +28,18 @@ struct RopeMap {
   // none.
   int32_t tempered_from = 0;
 
-  int32_t place(int32_t position) const;
-  float growth(int32_t position) const;
+  constexpr int32_t place(int32_t position) const {
+    if (period == 0) return position;
+    const int64_t shifted = int64_t{position % period} + shift;
+    return static_cast<int32_t>(most < 0 || shifted < most ? shifted : most);
+  }
+  // log: the natural logarithm of a double.
+  template <class Log>
+  constexpr float growth(int32_t position, Log&& log) const {
+    if (tempered_from == 0 || position < tempered_from) return 1.0f;
+    const double root = 0.1 * log((position + 1.0) / tempered_from) + 1.0;
+    return static_cast<float>(root * root);
+  }
 };
 
 // The cosines and sines of a step are computed once and shared by all layers.
@@ -43,7 +53,22 @@ struct RopeTableProblem {
   BatchLayout batch;     // of a map: whose rows it is for
   float* out = nullptr;  // [rows, 2, dims / 2]: cos, then sin
 
-  bool maps() const { return map.period > 0 || map.tempered_from > 0; }
+  constexpr bool maps() const { return map.period > 0 || map.tempered_from > 0; }
+  // Whether the map is for the sequence of a row.
+  constexpr bool is_mapped(int64_t row) const {
+    if (batch.unchunked == nullptr) return true;
+    int64_t low = 0;
+    for (int64_t high = batch.num_sequences; low < high;) {
+      const int64_t middle = (low + high) / 2;
+      if (batch.qo_indptr[middle + 1] <= row) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    // Rows of none are those that a GPU's steps are rounded up by.
+    return low < batch.num_sequences && !batch.is_unchunked(low);
+  }
 };
 
 // Rotates the leading `dims` of each head; unfused form of RopeAppendProblem.

@@ -245,9 +245,6 @@ TEST("what no page can be made of is refused") {
   KvCacheConfig config = config_of(4);
   config.dtype = DType::i8;
   CHECK_THROWS(Unsupported, "expected pages of bf16 or f32, got i8", KvCache{config});
-  config = config_of(4);
-  config.layer_devices.assign(2, {});
-  CHECK_THROWS(Unsupported, "coding: not where layers are on several devices", KvCache{config});
 }
 
 CHECK_MAIN()

@@ -54,6 +54,12 @@ struct Expected {
   double score_error;
 };
 
+// In chunks of keys.
+inline int distance_of(const Rules& rules, const Part& part, int32_t row, int32_t key) {
+  if (rules.chunk == 0 || part.unchunked) return 0;
+  return std::min(row / rules.chunk - key / rules.chunk, 2);
+}
+
 // Naive attention of one row and head, and how far float32 sums of its scores may be off.
 inline Expected attend(const Cache& cache, const Rules& rules, const Part& part, const Row& row,
                        int32_t query_row, int64_t head) {
@@ -70,11 +76,13 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
     double dot = 0;
     double size = 0;
     const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
+    const int distance = distance_of(rules, part, part.length - part.rows + query_row, token);
     for (int64_t d = 0; d < heads.dims; ++d) {
-      const double product = double{s.q[index_of(part.length - part.rows + query_row, head, d,
-                                                 heads.qo_heads(), heads.dims)]} *
-                             s.k[index_of(token, kv_head, d, heads.kv_heads, heads.dims)] *
-                             s.k_scale[scales];
+      const double product =
+          double{s.q[index_of(part.length - part.rows + query_row, head,
+                              query_dim(distance, d, heads.dims), heads.qo_heads(), heads.dims)]} *
+          query_factor(distance) * s.k[index_of(token, kv_head, d, heads.kv_heads, heads.dims)] *
+          s.k_scale[scales];
       dot += product;
       size += std::abs(product);
     }

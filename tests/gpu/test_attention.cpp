@@ -317,6 +317,28 @@ TEST("planes that weigh keys, and first keys") {
   }
 }
 
+TEST("keys in chunks") {
+  Rules rules;
+  rules.chunk = 256;
+  for (const DType kv : kKvTypes) {
+    Cache cache({kv, 32, 2, 3}, 99);
+    // Rows on both sides of a chunk's end, in the second chunk, and in the first.
+    const Part across = {cache.add(1027), 1027, 7};
+    const Part second = {cache.add(300), 300, 1};
+    const Part first = {cache.add(200), 200, 3};
+    Part whole = {cache.add(600), 600, 2};
+    whole.unchunked = true;
+    Part tree = {cache.add(520), 520, 4, {1, 3, 5, 11}};
+    cache.upload();
+    const Batch batch(cache, rules, {across, whole, second, first, tree});
+    const Results at_once = batch.run({.shares = 1});
+    check_batch(cache, rules, batch, at_once, DType::f32);
+    CHECK(same(at_once, batch.run({.shares = 1000})));
+    const Results alone = Batch(cache, rules, {{across.sequence, 1022, 1}}).run();
+    CHECK(same(alone, rows_of(at_once, cache.heads(), 1, 1)));
+  }
+}
+
 TEST("operands") {
   const Heads heads = {DType::bf16, 48, 1, 2};
   Cache cache(heads, 101);

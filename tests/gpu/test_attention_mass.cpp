@@ -26,8 +26,9 @@ struct Scored {
 class Step {
  public:
   // `room`: slots of planes, or what the longest sequences need and a page.
-  Step(const Cache& cache, const std::vector<Scored>& parts, int64_t room = 0)
-      : cache_(cache), parts_(parts) {
+  Step(const Cache& cache, const std::vector<Scored>& parts, ops::MassRule rule = {},
+       int64_t room = 0)
+      : cache_(cache), parts_(parts), rule_(rule) {
     const Heads& heads = cache.heads();
     const int64_t width = int64_t{heads.qo_heads()} * heads.dims;
     std::mt19937 random(9);
@@ -86,6 +87,7 @@ class Step {
     p.batch.kv_len = len.data();
     p.sm_scale = scale();
     p.noise = noise;
+    p.rule = rule_;
     p.first_head = heads.kv_heads;
     p.rows = scored.data();
     p.num_rows = static_cast<int32_t>(num_rows);
@@ -105,10 +107,10 @@ class Step {
     const Scored& part = parts_[index];
     const Sequence& s = cache_.sequence(part.sequence);
     std::vector<double> plane(before_[index].begin(), before_[index].end());
-    for (int32_t head = 0; head < heads.qo_heads(); ++head) {
-      const int32_t kv_head = head / heads.group;
-      const auto row = static_cast<size_t>((heads.kv_heads + kv_head) * stride_[index]);
-      for (int32_t at = part.length - part.count; at < part.length; ++at) {
+    for (int32_t at = part.length - part.count; at < part.length; ++at) {
+      for (int32_t head = 0; head < heads.qo_heads(); ++head) {
+        const int32_t kv_head = head / heads.group;
+        const auto row = static_cast<size_t>((heads.kv_heads + kv_head) * stride_[index]);
         std::vector<double> x;
         for (int32_t key = 0; key <= at; ++key) {
           double sum = 0.0;
@@ -123,20 +125,25 @@ class Step {
         const double highest = *std::max_element(x.begin(), x.end());
         double total = 0.0;
         for (double& value : x) total += value = std::exp(value - highest);
-        for (size_t key = 0; key < x.size(); ++key) plane[row + key] += x[key] / total;
+        for (size_t key = 0; key < x.size(); ++key) {
+          double& number = plane[row + key];
+          if (head % heads.group == 0) number *= rule_.decay;
+          number = rule_.maximum ? std::max(number, x[key] / total) : number + x[key] / total;
+        }
       }
     }
     return plane;
   }
 
   // Logits are sums of `dims` products that round, and are below 30; powers of two are within a few
-  // units of the last place; a plane's number is a sum of as many as rows and heads.
+  // units of the last place; a plane's number is a sum of as many as rows and heads, which each row
+  // multiplies once.
   void check(float noise = 0.0f) const {
     const std::vector<std::vector<float>> got = on_gpu(noise);
     const double each = (cache_.heads().dims * 30 / 4 + 40) * 0x1p-24;
     for (size_t i = 0; i < parts_.size(); ++i) {
       const std::vector<double> wanted = expected(i, noise);
-      const double sums = parts_[i].count * cache_.heads().group * 0x1p-24;
+      const double sums = parts_[i].count * (cache_.heads().group + 1) * 0x1p-24;
       for (size_t at = 0; at < wanted.size(); ++at) {
         if (wanted[at] == double{before_[i][at]}) {
           CHECK(got[i][at] == before_[i][at]);  // another layer's, or of no key
@@ -158,6 +165,7 @@ class Step {
 
   const Cache& cache_;
   const std::vector<Scored> parts_;
+  const ops::MassRule rule_;
   std::vector<float> q_;
   std::vector<int32_t> qo_indptr_, kv_indptr_, kv_indices_, kv_len_;
   std::vector<int64_t> stride_;
@@ -168,10 +176,14 @@ TEST("probabilities of the last rows are added to planes") {
   struct Case {
     Heads heads;
     std::vector<Scored> parts;
+    ops::MassRule rule = {};
   };
   const std::vector<Case> cases = {
       {{DType::f32, 16, 2, 3}, {{0, 130, 9, 4}, {1, 1, 1, 1}}},
       {{DType::bf16, 64, 1, 4}, {{0, 300, 40, 33}, {1, 64, 64, 64, true}}},
+      {{DType::bf16, 16, 2, 3}, {{0, 190, 40, 33}, {1, 64, 64, 64, true}}, {0.9f}},
+      {{DType::f32, 32, 1, 5}, {{0, 140, 30, 29}, {1, 5, 5, 5}}, {0.5f, true}},
+      {{DType::f32, 16, 1, 2}, {{0, 70, 3, 3}}, {0.0f}},
       {{DType::f16, 48, 2, 1}, {{0, 1100, 3, 2}, {1, 77, 1, 1}}},
       {{DType::i8, 128, 1, 2}, {{0, 200, 5, 5, true}, {1, 129, 2, 1}}},
   };
@@ -179,30 +191,32 @@ TEST("probabilities of the last rows are added to planes") {
     Cache cache(each.heads, 21);
     for (const Scored& part : each.parts) cache.add(part.length + 3);
     cache.upload();
-    Step(cache, each.parts).check(0.4f);
+    Step(cache, each.parts, each.rule).check(0.4f);
   }
 }
 
 TEST("rows of one step have the bits of a step each") {
-  Cache cache({DType::bf16, 32, 2, 2}, 4);
+  Cache cache({DType::bf16, 32, 2, 3}, 4);
   cache.add(200);
   cache.upload();
-  // More rows and heads than one launch has.
-  const std::vector<std::vector<float>> together = Step(cache, {{0, 200, 40, 40}}).on_gpu();
-  std::vector<std::vector<float>> one_by_one;
-  for (int32_t length = 161; length <= 200; ++length) {
-    Step step(cache, {{0, length, 1, 1}}, 320);
-    if (!one_by_one.empty()) step.begin_with(one_by_one);
-    one_by_one = step.on_gpu();
+  for (const ops::MassRule rule : {ops::MassRule{}, {0.9f}, {0.9f, true}}) {
+    // More rows and heads than one launch has, which ends within a row.
+    const std::vector<std::vector<float>> together = Step(cache, {{0, 200, 30, 30}}, rule).on_gpu();
+    std::vector<std::vector<float>> one_by_one;
+    for (int32_t length = 171; length <= 200; ++length) {
+      Step step(cache, {{0, length, 1, 1}}, rule, 320);
+      if (!one_by_one.empty()) step.begin_with(one_by_one);
+      one_by_one = step.on_gpu();
+    }
+    CHECK(one_by_one == together);
   }
-  CHECK(one_by_one == together);
 }
 
 TEST("every barrier is needed") {
   Cache cache({DType::bf16, 32, 1, 3}, 5);
   cache.add(300);
   cache.upload();
-  const Step step(cache, {{0, 300, 12, 12}});
+  const Step step(cache, {{0, 300, 12, 12}}, {0.8f});
   const std::vector<std::vector<float>> expected = step.on_gpu();
   expect_every_barrier_matters([&] { return step.on_gpu() == expected; }, 8);
 }

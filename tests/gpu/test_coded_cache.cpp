@@ -17,14 +17,18 @@
 namespace effinfer {
 namespace {
 
-KvCacheConfig config_of(DType dtype, const KvCoding& coding, Device device, int32_t num_pages) {
+// `devices`: of each of three layers.
+KvCacheConfig config_of(DType dtype, const KvCoding& coding, std::vector<Device> devices,
+                        int32_t num_pages) {
   KvCacheConfig config{3, 2, 32, dtype, num_pages};
-  config.device = device;
+  config.layer_devices = std::move(devices);
   const std::vector<float> frequencies = {1.0f, 0.3f, 0.1f, 0.02f, 0.007f};
   config.rope = {{frequencies}, {}, {frequencies, true}};
   config.coding = coding;
   return config;
 }
+
+const std::vector<Device> kOnGpu = {kGpu, kGpu, kGpu};
 
 std::shared_ptr<const std::vector<uint16_t>> numbers(size_t count, float scale) {
   std::mt19937 random(7);
@@ -46,7 +50,9 @@ KvCoding features(int32_t shared) {
 void fill(KvCache& cache, int32_t page, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
+  int32_t layer = 0;
   for (const ops::KvLayer& kv : KvCacheAccess::layers(cache)) {
+    const Device device = cache.config().device_of(layer++);
     const size_t bytes = kv.head_bytes() * static_cast<size_t>(kv.num_kv_heads);
     for (uint8_t* plane : {kv.k_head(page, 0), kv.v_head(page, 0)}) {
       std::vector<float> wide(bytes / 4);
@@ -54,8 +60,8 @@ void fill(KvCache& cache, int32_t page, uint32_t seed) {
       for (float& x : wide) x = normal(random);
       for (uint16_t& x : narrow) x = f32_to_bf16(normal(random));
       const bool is_wide = kv.dtype == DType::f32;
-      memory_of(cache.config().device)
-          .copy(plane, is_wide ? static_cast<const void*>(wide.data()) : narrow.data(), bytes);
+      memory_of(device).copy(plane, is_wide ? static_cast<const void*>(wide.data()) : narrow.data(),
+                             bytes);
     }
   }
 }
@@ -74,11 +80,12 @@ void append(KvCache& cache, SequenceId id, int32_t count, uint32_t seed) {
 }
 
 // Both caches do the same, and export the same.
-void check_verbs(const KvCoding& coding, DType dtype, uint32_t seed) {
+void check_verbs(const KvCoding& coding, DType dtype, uint32_t seed,
+                 const std::vector<Device>& devices = kOnGpu) {
   ThreadPool pool(2);
   std::mt19937 random(seed);
   KvCache host(config_of(dtype, coding, {}, 24));
-  KvCache gpu(config_of(dtype, coding, kGpu, 24));
+  KvCache gpu(config_of(dtype, coding, devices, 24));
   std::vector<SequenceId> sequences;
   int64_t encoded = 0;
   constexpr int kSteps = 150;
@@ -133,7 +140,7 @@ void check_verbs(const KvCoding& coding, DType dtype, uint32_t seed) {
 // Encoded pages, each of which was one of bf16 first.
 int64_t most_encoded(const KvCoding& coding, int32_t num_pages) {
   ThreadPool pool(1);
-  KvCache cache(config_of(DType::bf16, coding, kGpu, num_pages));
+  KvCache cache(config_of(DType::bf16, coding, kOnGpu, num_pages));
   const SequenceId id = cache.create({});
   while (cache.can_append(id, 64)) {
     append(cache, id, 64, 1);
@@ -157,6 +164,15 @@ TEST("the bytes of the CPU's cache") {
   }
 }
 
+TEST("the same where a GPU and the host have some layers each") {
+  uint32_t seed = 40;
+  check_verbs({.bits = 4, .residual = 64}, DType::bf16, ++seed, {kGpu, {}, kGpu});
+  check_verbs(vectors(), DType::bf16, ++seed, {{}, kGpu, kGpu});
+  check_verbs(features(2), DType::f32, ++seed, {{}, {}, kGpu});
+  CHECK_THROWS(Unsupported, "share features on one device, got some on cpu and cuda:0",
+               KvCache(config_of(DType::bf16, features(3), {{}, {}, kGpu}, 8)));
+}
+
 // Of keys, and of values, 4 bits take 28 and 31 % of heads of 32, so that a page has room for 3;
 // 2 bits 19 %: 5.
 TEST("three pages of 4 bits, or five of 2, take the memory of one") {
@@ -170,7 +186,7 @@ TEST("three pages of 4 bits, or five of 2, take the memory of one") {
 
 TEST("cached prefixes give way where what is made of shared pages needs room") {
   ThreadPool pool(1);
-  KvCache cache(config_of(DType::bf16, {.bits = 4, .residual = 0}, kGpu, 7));
+  KvCache cache(config_of(DType::bf16, {.bits = 4, .residual = 0}, kOnGpu, 7));
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < 400; ++i) tokens.push_back(i);
   const SequenceId id = cache.create(tokens);

@@ -186,8 +186,7 @@ class FeatureCase {
         tables_(memory_of(kGpu)),
         parts_(kv(layer), kv(layer).coded, random),
         expected_(expand(pages_, layer, 0.0)) {
-    tables_.add(*kv(layer).coded.features);
-    parts_.set_features(&tables_.features(0));
+    parts_.set_features(&tables_.add(*kv(layer).coded.features));
   }
 
   bool is_right() const {
@@ -231,9 +230,8 @@ bool are_vectors_right(const CodebookPages::Shape& shape, std::mt19937& random) 
   pages.encode(encoder(), pool);
   const ops::KvLayer& kv = pages.pages.layer;
   kv::DeviceTables tables(memory_of(kGpu));
-  tables.add(*kv.coded.codebooks);
   CodedParts parts(kv, kv.coded, random);
-  parts.set_codebooks(&tables.codebooks(0));
+  parts.set_codebooks(&tables.add(*kv.coded.codebooks));
   const Expanded all = expand(pages);
   const auto number = [&](const std::vector<Expanded::Number>& numbers) {
     return [&](int32_t page, int32_t head, int64_t t, int64_t d) {

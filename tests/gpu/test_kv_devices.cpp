@@ -111,6 +111,39 @@ void change_keys(KvCache& cache, SequenceId id, uint32_t seed) {
   }
 }
 
+// Appends to both, and drops keys of a group now and then.
+void check_same_tables(KvCache& alone, KvCache& there) {
+  std::mt19937 random(6);
+  const SequenceId id = alone.create({});
+  CHECK_EQ(there.create({}), id);
+  for (int step = 0; step < 30; ++step) {
+    const uint32_t seed = random();
+    for (KvCache* cache : {&alone, &there}) {
+      std::mt19937 own(seed);
+      const auto group = static_cast<int32_t>(own() % 2);
+      const int64_t slots = cache->slots(id, group);
+      if (slots > 120) {
+        std::vector<std::vector<int32_t>> lists(2);
+        const size_t count = 1 + own() % static_cast<size_t>(slots);
+        for (auto& list : lists) list = some_slots(slots, count, own);
+        cache->retain(id, group, lists);
+      } else {
+        cache->append(id, std::vector<int32_t>(50, 1));
+        for (int32_t each = 0; each < 3; ++each) {
+          fill(*cache, cache->pages(id, each).back(), static_cast<uint32_t>(own()));
+        }
+        cache->commit(id, 50);
+      }
+      cache->check_integrity();
+    }
+    for (int32_t group = 0; group < 3; ++group) {
+      CHECK_EQ(alone.slots(id, group), there.slots(id, group));
+      CHECK(std::ranges::equal(alone.pages(id, group), there.pages(id, group)));
+    }
+    CHECK(all_bytes(alone) == all_bytes(there));
+  }
+}
+
 }  // namespace
 
 TEST("pages are copied, closed up and zeroed in each memory") {
@@ -165,46 +198,18 @@ TEST("pages are copied, closed up and zeroed in each memory") {
   }
 }
 
-TEST("groups of layers have page tables of their own on a GPU") {
-  for (const DType dtype : {DType::bf16, DType::i8}) {
-    KvCacheConfig config = config_of(dtype, {});
-    config.groups = {{{0}, -1}, {{1}, -1}, {{2}, 70}};
-    KvCache alone(config);
-    config.device = kGpu;
-    KvCache there(config);
-    std::mt19937 random(6);
-    const SequenceId id = alone.create({});
-    CHECK_EQ(there.create({}), id);
-    for (int step = 0; step < 30; ++step) {
-      const uint32_t seed = random();
-      for (KvCache* cache : {&alone, &there}) {
-        std::mt19937 own(seed);
-        const auto group = static_cast<int32_t>(own() % 2);
-        const int64_t slots = cache->slots(id, group);
-        if (slots > 120) {
-          std::vector<std::vector<int32_t>> lists(2);
-          const size_t count = 1 + own() % static_cast<size_t>(slots);
-          for (auto& list : lists) list = some_slots(slots, count, own);
-          cache->retain(id, group, lists);
-        } else {
-          cache->append(id, std::vector<int32_t>(50, 1));
-          for (int32_t each = 0; each < 3; ++each) {
-            fill(*cache, cache->pages(id, each).back(), static_cast<uint32_t>(own()));
-          }
-          cache->commit(id, 50);
-        }
-        cache->check_integrity();
-      }
-      for (int32_t group = 0; group < 3; ++group) {
-        CHECK_EQ(alone.slots(id, group), there.slots(id, group));
-        CHECK(std::ranges::equal(alone.pages(id, group), there.pages(id, group)));
-      }
-      CHECK(all_bytes(alone) == all_bytes(there));
+TEST("groups of layers have page tables of their own, on a GPU and on two devices") {
+  const std::vector<std::vector<Device>> places = {{kGpu, kGpu, kGpu}, {kGpu, {}, kGpu}};
+  for (const std::vector<Device>& devices : places) {
+    for (const DType dtype : {DType::bf16, DType::i8}) {
+      KvCacheConfig config = config_of(dtype, {});
+      config.groups = {{{0}, -1}, {{1}, -1}, {{2}, 70}};
+      KvCache alone(config);
+      config.layer_devices = devices;
+      KvCache there(config);
+      check_same_tables(alone, there);
     }
   }
-  KvCacheConfig apart = config_of(DType::bf16, {kGpu, {}, kGpu});
-  apart.groups = {{{0}, -1}, {{1, 2}, -1}};
-  CHECK_THROWS(Unsupported, "not where layers are on several devices", KvCache cache(apart));
 }
 
 TEST("what is read, exported and imported does not depend on whose memory it is") {

@@ -57,9 +57,10 @@ std::shared_ptr<const Model> weighing_model() {
   return std::make_shared<Model>(Model{graph, made->weights});
 }
 
-EngineOptions options_on(Device device) {
+EngineOptions options_on(Device device, std::optional<Device> front = std::nullopt) {
   EngineOptions options;
   options.device = device;
+  if (front) options.front = FrontLayers{*front, 1};
   options.precision = Precision::f32;
   options.max_batch_tokens = 64;
   options.max_sequences = 4;
@@ -87,6 +88,22 @@ TEST("a plane weighs keys of layers with page tables of their own") {
     const Replays replays;
     CHECK(engine.generate(tokens_of(count, 7), params) == expected);
     replays.expect_at_least(16);
+    engine.kv_cache().check_integrity();
+  }
+}
+
+TEST("layers on two devices have page tables of their own") {
+  needs_every_value();
+  const std::shared_ptr<const Model> model = weighing_model();
+  SamplingParams params;
+  params.max_tokens = 24;
+  params.temperature = 0.0f;
+  const std::vector<int32_t> prompt = tokens_of(200, 7);
+  Engine reference(model, options_on({}));
+  const std::vector<int32_t> expected = reference.generate(prompt, params);
+  for (const auto& [first, others] : {std::pair{kGpu, Device{}}, std::pair{Device{}, kGpu}}) {
+    Engine engine(model, options_on(others, first));
+    CHECK(engine.generate(prompt, params) == expected);
     engine.kv_cache().check_integrity();
   }
 }

@@ -178,6 +178,19 @@ TEST("planes that weigh keys, and first keys") {
   }
 }
 
+TEST("keys in chunks") {
+  Rules rules;
+  rules.chunk = 256;
+  for (const DType kv : of_one_path(kKvTypes)) {
+    Cache cache({kv, 64, 1, 2}, 97);
+    const Part across = {cache.add(800), 800, 90};
+    Part whole = {cache.add(600), 600, 30};
+    whole.unchunked = true;
+    cache.upload();
+    check_all(cache, rules, {across, whole, {across.sequence, 300, 1}});
+  }
+}
+
 TEST("trees stay with decoding's kernel") {
   Cache cache({DType::bf16, 64, 1, 4}, 101);
   Part tree = {cache.add(240), 240, 12};

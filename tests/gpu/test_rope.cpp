@@ -43,6 +43,41 @@ TEST("cosines and sines are those of the float32 angle, correctly rounded") {
   }
 }
 
+TEST("positions become places in chunks, and rows of long texts larger") {
+  const std::vector<float> inv_freq = {1.0f, 0.1f};
+  const std::vector<int32_t> positions = {0, 255, 256, 1000, 319, 320, 5000, 77, 600};
+  // Two rows of a sequence that the map is not for, and one of none.
+  const std::vector<int32_t> qo_indptr = {0, 3, 5, 8};
+  const std::vector<uint8_t> unchunked = {0, 1, 0};
+  const DeviceArray<float> inv_freq_there(inv_freq), out(positions.size() * 4);
+  const DeviceArray<int32_t> positions_there(positions), qo_indptr_there(qo_indptr);
+  const DeviceArray<uint8_t> unchunked_there(unchunked);
+  ops::RopeTableProblem p;
+  p.positions = positions_there.data();
+  p.rows = static_cast<int64_t>(positions.size());
+  p.dims = 4;
+  p.inv_freq = inv_freq_there.data();
+  p.map = {256, 256, 319, 320};
+  p.batch.num_sequences = 3;
+  p.batch.qo_indptr = qo_indptr_there.data();
+  p.batch.unchunked = unchunked_there.data();
+  p.out = out.data();
+  run_on_gpu(p);
+  const std::vector<float> got = out.values();
+  for (size_t row = 0; row < positions.size(); ++row) {
+    const bool mapped = row < 3 || (row >= 5 && row < 8);
+    const double tokens = positions[row] + 1.0;
+    const double root = 0.1 * std::log(std::max(tokens / 320, 1.0)) + 1.0;
+    const float growth = mapped && tokens > 320 ? static_cast<float>(root * root) : 1.0f;
+    const int32_t place = mapped ? std::min(positions[row] % 256 + 256, 319) : positions[row];
+    for (size_t i = 0; i < 2; ++i) {
+      const double angle = static_cast<float>(place) * inv_freq[i];
+      CHECK_EQ(got[row * 4 + i], static_cast<float>(std::cos(angle)) * growth);
+      CHECK_EQ(got[row * 4 + 2 + i], static_cast<float>(std::sin(angle)) * growth);
+    }
+  }
+}
+
 // Angles near multiples of pi / 2, where little is left after the reduction, and infinite ones.
 TEST("angles of all sizes") {
   std::vector<float> angles = {0.0f, -0.0f, 1e-30f, 0.785398f, 0.785399f, 3.1415927f, -7.0f};

@@ -24,6 +24,7 @@ struct ChunkPass {
   int32_t pages[kChunkUnits];   // of the visited ones
   uint64_t words[kChunkUnits];  // visited tokens
   uint64_t path;                // of a displaced row: what keys are gathered for; else 0
+  int32_t queries;              // distance_to() its keys; kSameQueries: as in the pass before
 };
 
 // What an item visits.
@@ -43,12 +44,24 @@ struct ItemUnits {
   int32_t num_displaced;
   int32_t first_rank;  // 1 when every row is displaced, else 0
   int32_t last_chunk;
+  int32_t key_chunk;  // chunks of 256 tokens in one of AttentionProblem::chunk; 0: there are none
+  int32_t own_chunk;  // of those, the tile's
 };
 
 // But for lists.
 EFFINFER_DEVICE bool is_visited(const ItemUnits& item, int32_t unit) {
   return unit >= item.first && unit < item.end && (unit < item.sinks || unit >= item.first_seen);
 }
+
+// Which of their queries the tile's rows multiply with the keys of a chunk: 0 those for their own
+// chunk of keys, 1 for the one before it, 2 for older ones.
+EFFINFER_DEVICE int distance_to(const ItemUnits& item, int32_t chunk) {
+  if (item.key_chunk == 0) return 0;
+  const int32_t back = item.own_chunk - chunk / item.key_chunk;
+  return back < 2 ? back : 2;
+}
+
+inline constexpr int kSameQueries = -1;
 
 // Steps of a warp: its lanes hold what will be the next pass.
 class ChunkWalk {
@@ -59,6 +72,7 @@ class ChunkWalk {
     ChunkWalk walk;
     if (item.first >= item.end) return walk;
     walk.find(unit, item, item.first / kChunkUnits);
+    walk.queries_ = distance_to(item, walk.chunk_);
     return walk;
   }
   template <class Unit>
@@ -66,6 +80,8 @@ class ChunkWalk {
     ChunkWalk walk;
     if (pass.rank == kAllRanks || pass.rank == item.num_displaced) {
       walk.find(unit, item, pass.chunk + 1);
+      const int queries = distance_to(item, walk.chunk_);
+      if (queries != distance_to(item, pass.chunk)) walk.queries_ = queries;
       return walk;
     }
     walk.chunk_ = pass.chunk;
@@ -89,6 +105,7 @@ class ChunkWalk {
     to.rank = rank_;
     to.units = units_;
     to.path = rank_ > 0 ? path_of(item) : 0;
+    to.queries = queries_;
   }
 
  private:
@@ -133,6 +150,7 @@ class ChunkWalk {
   }
 
   int32_t chunk_ = -1;
+  int32_t queries_ = kSameQueries;
   int32_t rank_ = kAllRanks;
   uint32_t units_ = 0;
   int32_t page_ = 0;  // of unit `lane`

@@ -33,7 +33,8 @@ struct MassShared {
   float partial[kMassTile][2][kMassThreads / kWarp];
   float reference[ops::kMassPairs];
   float factor[ops::kMassPairs];
-  float plane[ops::kMassKeys];  // each a thread's own
+  float decay[ops::kMassPairs];  // of numbers before what the pair gives
+  float plane[ops::kMassKeys];   // each a thread's own
 };
 
 template <DType kType, class Unit>
@@ -92,7 +93,8 @@ class MassTile {
     }
   }
 
-  // Adds each pair's probabilities of this part to the plane.
+  // Adds each pair's probabilities of this part to the plane, or what the rule makes of them.
+  // Before a row's first pair the numbers of the keys that it sees decay.
   EFFINFER_DEVICE void add() {
     join_parts();
     for (int key = begin_ + unit_.thread; key < end_; key += kMassThreads) {
@@ -107,8 +109,10 @@ class MassTile {
         EFFINFER_UNROLL
         for (int i = 0; i < kMassTile; ++i) {
           if (!sees(first + i, key)) continue;
-          sum += rounded_product(weight(x[i], shared_.reference[first + i]),
-                                 shared_.factor[first + i]);
+          const float given = rounded_product(weight(x[i], shared_.reference[first + i]),
+                                              shared_.factor[first + i]);
+          const float before = rounded_product(sum, shared_.decay[first + i]);
+          sum = p_.rule.maximum ? fmaxf(before, given) : before + given;
         }
         shared_.plane[key - begin_] = sum;
       }
@@ -212,6 +216,7 @@ class MassTile {
     }
     shared_.reference[pair] = highest;
     shared_.factor[pair] = 1.0f / sum;
+    shared_.decay[pair] = (params_.first_pair + pair) % group_ == 0 ? p_.rule.decay : 1.0f;
   }
 
   Unit& unit_;

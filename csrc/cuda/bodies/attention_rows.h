@@ -19,6 +19,13 @@ EFFINFER_DEVICE const uint64_t* paths_of(const ops::BatchLayout& batch,
   return batch.is_tree(tile.sequence) ? batch.ancestors + tile.first_row : nullptr;
 }
 
+// Of a row's token in its sequence.
+EFFINFER_DEVICE int32_t slot_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                                int token) {
+  return p.batch.step_begin(tile.sequence) + tile.first_row + token -
+         p.batch.qo_indptr[tile.sequence];
+}
+
 EFFINFER_DEVICE ItemUnits units_of(const ops::AttentionProblem& p, const ops::AttentionItem& item,
                                    const ops::AttentionTile& tile) {
   ItemUnits units;
@@ -43,6 +50,11 @@ EFFINFER_DEVICE ItemUnits units_of(const ops::AttentionProblem& p, const ops::At
   }
   units.first_rank = units.num_displaced == tile.num_rows ? 1 : 0;
   units.last_chunk = (item.end_unit - 1) / kChunkUnits;
+  units.key_chunk = units.own_chunk = 0;
+  if (p.chunk > 0 && !p.batch.is_unchunked(tile.sequence)) {
+    units.key_chunk = p.chunk / kChunkTokens;
+    units.own_chunk = slot_of(p, tile, 0) / p.chunk;
+  }
   return units;
 }
 
@@ -70,8 +82,7 @@ EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::Attent
   if (p.alibi_slopes != nullptr) {
     row.slope = p.alibi_slopes[tile.first_head + index % tile.num_heads];
   }
-  row.position =
-      p.batch.step_begin(tile.sequence) + tile.first_row + token - p.batch.qo_indptr[tile.sequence];
+  row.position = slot_of(p, tile, token);
   const uint64_t* paths = paths_of(p.batch, tile);
   if (paths == nullptr) return row;
   row.position = p.batch.tree_begin(tile.sequence) + path_length(paths[token]) - 1;
@@ -80,14 +91,20 @@ EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::Attent
   return row;
 }
 
+// The queries for keys at a distance_to(); all have the same strides.
+EFFINFER_DEVICE const uint8_t* queries_for(const ops::AttentionProblem& p, int distance) {
+  if (distance == 0) return p.q.data;
+  return distance == 1 ? p.q_before.data : p.q_far.data;
+}
+
 // 0 of a row that is not there.
 EFFINFER_DEVICE float query_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
-                               int row, int dim) {
+                               const uint8_t* queries, int row, int dim) {
   if (row >= tile.num_rows * tile.num_heads) return 0.0f;
   const int64_t at = (tile.first_row + row / tile.num_heads) * p.q.row_stride +
                      (tile.first_head + row % tile.num_heads) * p.q.head_stride + dim;
-  if (p.q.dtype == DType::f32) return reinterpret_cast<const float*>(p.q.data)[at];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(p.q.data)[at];
+  if (p.q.dtype == DType::f32) return reinterpret_cast<const float*>(queries)[at];
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(queries)[at];
   return p.q.dtype == DType::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 

@@ -39,9 +39,10 @@ class AttentionTileRun {
   using Scores = typename Softmax::Scores;
   using Ring = BlockRing<Unit, kType, kWarps>;
   // Of a pass: the warp's blocks of keys, then all of its values. Before the first pass parts are
-  // sent for.
+  // sent for, and before it and those whose keys are for other queries these are set.
   static constexpr int kBlocks = Shared::kBlocks;
-  static constexpr int kToSendFor = -1;
+  static constexpr int kToSetQueries = -1;
+  static constexpr int kToSendFor = -2;
 
   EFFINFER_DEVICE AttentionTileRun(Unit& unit, const AttentionParams& params, Shared& shared)
       : unit_(unit),
@@ -74,7 +75,7 @@ class AttentionTileRun {
     int block = kToSendFor;
     for (int at = 0; shared_.passes[at].chunk >= 0; at ^= 1) {
       do_pass(shared_.passes[at], shared_.passes[at ^ 1], block);
-      block = 0;
+      block = shared_.passes[at ^ 1].queries == kSameQueries ? 0 : kToSetQueries;
     }
     finish();
   }
@@ -86,14 +87,16 @@ class AttentionTileRun {
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.passes[0]);
   }
 
-  EFFINFER_DEVICE void set_queries() {
+  // Those for keys at a distance_to(), when no warp multiplies any.
+  EFFINFER_DEVICE void set_queries(int distance) {
+    const uint8_t* const queries = queries_for(p_, distance);
     if constexpr (kType == DType::f32) {
       Multiply::set_queries(unit_, shared_.operands, p_.k.dims, [&](int row, int dim) {
-        return query_of(p_, shared_.tile, row, dim) * query_sign(p_);
+        return query_of(p_, shared_.tile, queries, row, dim) * query_sign(p_);
       });
     } else {
       TileRow* const rows = unit_.warp == 0 ? shared_.rows : nullptr;
-      set_lane_queries<kType>(unit_, p_, shared_.tile, 0, rows, unit_.warp, kWarps,
+      set_lane_queries<kType>(unit_, p_, shared_.tile, queries, 0, rows, unit_.warp, kWarps,
                               shared_.operands.queries);
     }
   }
@@ -114,6 +117,11 @@ class AttentionTileRun {
         set_weights(now, scores, max);
         unit_.sync();
       }
+      if (block == kToSetQueries) {
+        set_queries(now.queries);
+        unit_.sync();
+        continue;
+      }
       const bool of_keys = block < kBlocks;
       const int parts = block == kToSendFor ? Ring::kAhead
                         : of_keys           ? ring_.columns()
@@ -130,12 +138,7 @@ class AttentionTileRun {
           Multiply::add_values(unit_, shared_.operands, slot, part, chunk_values_);
         }
       }
-      if (block == kToSendFor) {
-        set_queries();
-        unit_.sync();
-      } else if (of_keys) {
-        turn(scores);
-      }
+      if (of_keys && block != kToSendFor) turn(scores);
     }
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {

@@ -73,11 +73,9 @@ class PrefillTileRun {
     }
     unit_.sync();
     ring_.start(unit_);
-    set_lane_queries<kType>(unit_, p_, tile(), unit_.warp * kTileRows, own_rows(), 0, 1,
-                            shared_.queries[unit_.warp]);
-    if constexpr (Multiply::kScalesQueries) unit_.sync_warp();  // what was scaled
     const ChunkPass* passes = shared_.ring.passes;
     for (int at = 0; passes[at].chunk >= 0; at ^= 1) {
+      if (passes[at].queries != kSameQueries) set_queries(passes[at].queries);
       if (kHasInside && is_inside(passes[at])) {
         do_chunk<false>(at);
       } else {
@@ -103,6 +101,13 @@ class PrefillTileRun {
     }
     unit_.sync_warp();
     ChunkWalk::first(unit_, shared_.units).store(unit_, shared_.units, shared_.ring.passes[0]);
+  }
+
+  // The warp's own, for keys at a distance_to().
+  EFFINFER_DEVICE void set_queries(int distance) {
+    set_lane_queries<kType>(unit_, p_, tile(), queries_for(p_, distance), unit_.warp * kTileRows,
+                            own_rows(), 0, 1, shared_.queries[unit_.warp]);
+    if constexpr (Multiply::kScalesQueries) unit_.sync_warp();  // what was scaled
   }
 
   // Whether every row of the tile sees all of the chunk, and scores are only scaled.

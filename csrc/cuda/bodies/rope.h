@@ -68,10 +68,16 @@ struct RopeTableKernel {
     const int64_t row = index / half;
     const int i = static_cast<int>(index % half);
     if (row >= p.rows) return;
-    const auto position = static_cast<float>(unit.load(p.positions + row));
-    const CosSin value = cos_sin(position * unit.load(p.inv_freq + i));
-    p.out[row * p.dims + i] = value.cos * p.factor;
-    p.out[row * p.dims + half + i] = value.sin * p.factor;
+    const int32_t given = unit.load(p.positions + row);
+    int32_t place = given;
+    float factor = p.factor;
+    if (p.maps() && p.is_mapped(row)) {
+      place = p.map.place(given);
+      factor *= p.map.growth(given, [](double x) { return log(x); });
+    }
+    const CosSin value = cos_sin(static_cast<float>(place) * unit.load(p.inv_freq + i));
+    p.out[row * p.dims + i] = value.cos * factor;
+    p.out[row * p.dims + half + i] = value.sin * factor;
   }
 };
 

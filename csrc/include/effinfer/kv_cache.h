@@ -76,8 +76,8 @@ struct KvCacheConfig {
   // Every layer in one of them; none: one group of all layers. Those without a window, at least
   // one, come first, and their layers, one group behind the other, ascend: a sequence may keep
   // another number of keys in each. Each has num_pages pages, which take memory when they are first
-  // written, a GPU's at once: a text has room where the fullest group has. Not with layer_devices,
-  // and several without a window not beside coding (Unsupported).
+  // written, a GPU's at once: a text has room where the fullest group has. Several without a window
+  // not beside coding (Unsupported).
   std::vector<KvGroup> groups = {};
   std::vector<KvRope> rope = {};  // by layer, for reposition(); none: it is not known
   // Keys are rotated by their places in chunks (attention's `chunk`), so they stay in their slots:
@@ -86,10 +86,12 @@ struct KvCacheConfig {
   // Of each layer, where they are on several devices: a page is then a slot in each memory. Empty:
   // all are on `device`.
   std::vector<Device> layer_devices = {};
-  // Of bf16 or f32 on one device: else Unsupported. Pages of both kinds together take at most the
-  // memory of num_pages pages as they are written; an encoded one takes 28 % (4 bits) or 17 % (2
-  // bits) of bf16's bytes. What encoding frees goes back to the system. On a GPU they lie in whole
-  // pages, 3 (4 bits) or 5 (2 bits) in each, and are encoded on the host.
+  // Of bf16 or f32: else Unsupported. Pages of both kinds together take at most the memory of
+  // num_pages pages as they are written; an encoded one takes 28 % (4 bits) or 17 % (2 bits) of
+  // bf16's bytes. What encoding frees goes back to the system. On a GPU they lie in whole pages, 3
+  // (4 bits) or 5 (2 bits) in each, and are encoded on the host. Where a GPU has some of the layers
+  // as many take a page's memory on the host, too; layers that share features are on one device
+  // (else Unsupported).
   KvCoding coding = {};
   // Keys, 64, 32, 16 or 1, that an index of generated rows chooses together; 0: none does. Of each
   // 64, 32 or 16 in full pages bounds are kept, 1.6 %, 3.1 % or 6.3 % more memory with bf16, in

@@ -29,7 +29,7 @@ class CommVQ(Technique):
         codebooks: what calibrate() finds.
 
     Throws InvalidArgumentError; models throw it for codebooks that are not theirs, and
-    UnsupportedError on two devices, and with a kv_dtype other than "bf16" and "f32".
+    UnsupportedError with a kv_dtype other than "bf16" and "f32".
     """
 
     META: ClassVar[Meta] = Meta(

@@ -29,7 +29,7 @@ class CSKV(Technique):
         basis: which features these are: what calibrate() finds.
 
     Throws InvalidArgumentError; models throw it for a basis that is not theirs, and
-    UnsupportedError on two devices, and with a kv_dtype other than "bf16" and "f32".
+    UnsupportedError with a kv_dtype other than "bf16" and "f32".
     """
 
     META: ClassVar[Meta] = Meta(

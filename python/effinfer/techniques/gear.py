@@ -22,8 +22,8 @@ class GEAR(Technique):
             of 64 bytes.
         residual: the newest tokens of a request whose pages stay as they are; up to 63 more do.
 
-    Throws InvalidArgumentError; models throw UnsupportedError on two devices, and with a kv_dtype
-    other than "bf16" and "f32".
+    Throws InvalidArgumentError; models throw UnsupportedError with a kv_dtype other than "bf16" and
+    "f32".
     """
 
     META: ClassVar[Meta] = Meta(

@@ -21,8 +21,8 @@ class KIVI(Technique):
             the bytes of bfloat16.
         residual: the newest tokens of a request whose pages stay as they are; up to 63 more do.
 
-    Throws InvalidArgumentError; models throw UnsupportedError on two devices, and with a kv_dtype
-    other than "bf16" and "f32".
+    Throws InvalidArgumentError; models throw UnsupportedError with a kv_dtype other than "bf16" and
+    "f32".
     """
 
     META: ClassVar[Meta] = Meta(

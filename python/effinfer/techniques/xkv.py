@@ -27,7 +27,8 @@ class XKV(CSKV):
             in each of equal parts of at most that.
 
     The others are CSKV's. Throws InvalidArgumentError; models throw it for a basis that is not
-    theirs, and UnsupportedError on two devices, and with a kv_dtype other than "bf16" and "f32".
+    theirs, and UnsupportedError with a kv_dtype other than "bf16" and "f32", or where layers that
+    share features are on two devices.
     """
 
     META: ClassVar[Meta] = replace(
