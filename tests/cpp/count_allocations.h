@@ -22,6 +22,11 @@ void* allocate(std::size_t size, std::size_t alignment) {
   return pointer;
 }
 
+// Not inlined: compilers take free() for a mistake where they have seen operator new.
+[[gnu::noinline]] void give_back(void* pointer) noexcept {
+  std::free(pointer);
+}
+
 }  // namespace
 
 void* operator new(std::size_t size) {
@@ -45,26 +50,26 @@ void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
   return std::malloc(size);
 }
 void operator delete(void* pointer) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete[](void* pointer) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete(void* pointer, std::size_t) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete[](void* pointer, std::size_t) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete(void* pointer, std::align_val_t) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete[](void* pointer, std::align_val_t) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete(void* pointer, std::size_t, std::align_val_t) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
 void operator delete[](void* pointer, std::size_t, std::align_val_t) noexcept {
-  std::free(pointer);
+  give_back(pointer);
 }
