@@ -69,24 +69,29 @@ EngineOptions options_on(Device device, std::optional<Device> front = std::nullo
   return options;
 }
 
+// What follows a prompt of so many tokens.
+std::vector<int32_t> text_behind(Engine& engine, int count) {
+  SamplingParams params;
+  params.max_tokens = 24;
+  params.temperature = 0.0f;
+  return engine.generate(tokens_of(count, 7), params);
+}
+
 }  // namespace
 
 TEST("a plane weighs keys of layers with page tables of their own") {
   needs_every_value();
   const std::shared_ptr<const Model> model = weighing_model();
-  SamplingParams params;
-  params.max_tokens = 24;
-  params.temperature = 0.0f;
   for (const int count : {200, 290}) {
     Engine reference(model, options_on({}));
-    const std::vector<int32_t> expected = reference.generate(tokens_of(count, 7), params);
+    const std::vector<int32_t> expected = text_behind(reference, count);
     EngineOptions dense = options_on({});
     dense.hooks.clear();
     Engine plain(model_of("q8_0"), dense);
-    CHECK(plain.generate(tokens_of(count, 7), params) != expected);
+    CHECK(text_behind(plain, count) != expected);
     Engine engine(model, options_on(kGpu));
     const Replays replays;
-    CHECK(engine.generate(tokens_of(count, 7), params) == expected);
+    CHECK(text_behind(engine, count) == expected);
     replays.expect_at_least(16);
     engine.kv_cache().check_integrity();
   }
@@ -95,15 +100,11 @@ TEST("a plane weighs keys of layers with page tables of their own") {
 TEST("layers on two devices have page tables of their own") {
   needs_every_value();
   const std::shared_ptr<const Model> model = weighing_model();
-  SamplingParams params;
-  params.max_tokens = 24;
-  params.temperature = 0.0f;
-  const std::vector<int32_t> prompt = tokens_of(200, 7);
   Engine reference(model, options_on({}));
-  const std::vector<int32_t> expected = reference.generate(prompt, params);
+  const std::vector<int32_t> expected = text_behind(reference, 200);
   for (const auto& [first, others] : {std::pair{kGpu, Device{}}, std::pair{Device{}, kGpu}}) {
     Engine engine(model, options_on(others, first));
-    CHECK(engine.generate(prompt, params) == expected);
+    CHECK(text_behind(engine, 200) == expected);
     engine.kv_cache().check_integrity();
   }
 }
