@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "cpp/check.h"
@@ -59,6 +60,18 @@ inline void expect_every_barrier_matters(const std::function<bool()>& run_and_ch
                 "[" + site.kernel + "] nothing shows that " + site.what + " is missing");
   }
 #endif
+}
+
+// Whether launches of `kernel` by `run` call `what`, one of those above or of Hopper's.
+inline void expect_reached(const std::function<void()>& run, const std::string& kernel,
+                           const std::string& what, bool reached) {
+  cuda::host::record_sites();
+  run();
+  const std::set<cuda::host::Site> sites = cuda::host::recorded_sites();
+  const bool found = std::ranges::any_of(sites, [&](const cuda::host::Site& site) {
+    return site.kernel == kernel && site.what == what;
+  });
+  CHECK_EQ(found, reached);
 }
 
 }  // namespace effinfer

@@ -14,6 +14,7 @@
 #include "effinfer/ops/elementwise.h"
 #include "gpu/device_arrays.h"
 #include "gpu/hopper_device.h"
+#include "gpu/mutations.h"
 #include "gpu/paths.h"
 #include "gpu/replays.h"
 #include "gpu/tiny_model.h"
@@ -99,18 +100,14 @@ TEST("on Hopper prompts have attention of their own, whatever the chunks") {
   CHECK(logits_of(exact, tokens, Phase::prefill) == logits_of(exact, tokens, Phase::decode));
 }
 
-// Whether a prompt's attention copied pages that were re-arranged before.
+// Of a prompt whose attention copies pages that were re-arranged before, or does not.
 std::vector<float> prompt_logits(const std::shared_ptr<const Model>& model,
                                  const EngineOptions& options, const std::vector<int32_t>& tokens,
                                  bool arranged) {
   Engine engine(model, options);
-  cuda::host::record_sites();
-  std::vector<float> logits = logits_of(engine, tokens, Phase::prefill);
-  const std::set<cuda::host::Site> sites = cuda::host::recorded_sites();
-  const bool copied = std::ranges::any_of(sites, [](const cuda::host::Site& site) {
-    return site.kernel == "wgmma_attention" && site.what == "barrier_arrive_expect";
-  });
-  CHECK_EQ(copied, arranged);
+  std::vector<float> logits;
+  expect_reached([&] { logits = logits_of(engine, tokens, Phase::prefill); }, "wgmma_attention",
+                 "barrier_arrive_expect", arranged);
   return logits;
 }
 

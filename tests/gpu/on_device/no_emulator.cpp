@@ -2,6 +2,7 @@
 // cannot do without are skipped.
 #include "cpp/check.h"
 #include "gpu/host_backend.h"
+#include "gpu/host_unit.h"
 #include "gpu/observer.h"
 
 namespace effinfer::cuda::host {
@@ -16,6 +17,14 @@ Banks count_banks(const std::function<void()>&) {
 
 void set_memory(const MemoryFacts&) {
   check::skip("the device's memory is what it is");
+}
+
+int64_t shared_bytes() {
+  return 0;
+}
+
+void set_shared_bytes(int64_t) {
+  check::skip("the device's shared memory is what it is");
 }
 
 }  // namespace effinfer::cuda::host
