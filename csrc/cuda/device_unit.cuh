@@ -207,6 +207,13 @@ class DeviceUnit {
 
   // --- Hopper
 
+  __device__ __forceinline__ static constexpr bool has_bulk_copies() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    return true;
+#else
+    return false;
+#endif
+  }
   __device__ __forceinline__ void barrier_init(Mbarrier& barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(&barrier)), "r"(count)
                  : "memory");

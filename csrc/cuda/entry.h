@@ -1,5 +1,6 @@
 // launch<Kernel>(params, blocks, queue): on the GPU, or in the emulator where the host's compiler
-// compiles the kernels; with `shared` bytes for a block where its Shared is but the first of them.
+// compiles the kernels; with `shared` bytes for a block where its Shared is but the first of them,
+// and with `threads` of it where kThreads are the most.
 // num_multiprocessors(queue), arch_of(queue): of its device; shared_bytes_of(queue): which a block
 // may have there.
 #pragma once
@@ -17,8 +18,8 @@ namespace effinfer::cuda {
 
 template <class Kernel>
 void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
-            size_t shared = sizeof(typename Kernel::Shared)) {
-  host::enqueue<Kernel>(params, blocks, queue, shared);
+            size_t shared = sizeof(typename Kernel::Shared), int threads = Kernel::kThreads) {
+  host::enqueue<Kernel>(params, blocks, queue, shared, threads);
 }
 
 // As an H100 has.
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, min_blocks<Kernel>())
 
 template <class Kernel>
 void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
-            size_t shared = sizeof(typename Kernel::Shared)) {
+            size_t shared = sizeof(typename Kernel::Shared), int threads = Kernel::kThreads) {
   static_assert(sizeof(params) <= 4096 && Kernel::kThreads % kWarp == 0);
   if (blocks == 0) return;
   if constexpr (!(runs_on<Kernel>(80) && runs_on<Kernel>(90))) {
@@ -136,7 +137,7 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
   constexpr auto kEntry = entry<Kernel, Kernel::kThreads, kShared>;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(Kernel::kThreads);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream_of(queue);
   cudaLaunchAttribute early;
@@ -156,3 +157,12 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
 }  // namespace effinfer::cuda
 
 #endif
+
+namespace effinfer::cuda {
+
+// As Unit::has_bulk_copies() of the kernels that run there.
+inline bool has_bulk_copies(const Queue& queue) {
+  return arch_of(queue) == 90;
+}
+
+}  // namespace effinfer::cuda

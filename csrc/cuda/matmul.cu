@@ -140,7 +140,6 @@ StreamParams stream_params(const MatmulProblem& problem) {
 void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& queue) {
   const bool gated = problem.glu != ops::UnaryOp::none;
   StreamParams params = stream_params(problem);
-  if (params.tokens > kTileTokens) params.slots = kMostSlots;
   PackedFormat format;
   int count = 0;
   for (int i = 0; i < problem.num_parts; ++i) {
@@ -151,10 +150,6 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
     if (gated && i > 0) continue;  // goes with the first
     part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
     part.slice_bits = stream_slice_bits(part.units, params.superblocks);
-    if (part.slice_bits == kMostSliceBits) params.slots = kMostSlots;
-  }
-  for (StreamPart& part : params.parts) {
-    part.blocks = static_cast<int32_t>(blocks_for(part.units, params.slots >> part.slice_bits));
   }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);
   switch (format.bits) {

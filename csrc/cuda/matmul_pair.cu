@@ -7,11 +7,14 @@ void launch_pair(PairParams& params, Queue& queue) {
   using Kernel = StreamPair<2>;
   StreamParams& stream = params.stream;
   const int tokens = std::min(stream.tokens, Kernel::kTokens);
-  const auto warp_bytes = [&](int places) {
-    return std::max(stream_warp_bytes(place_layout(params.formats[0]), places, tokens, 1),
-                    stream_warp_bytes(place_layout(params.formats[1]), places, tokens, 1));
+  const auto bytes_of = [&](const ops::PackedFormat& format, int places) {
+    const FeedLayout layout(piece_layout(format, Kernel::kTokens / kTileTokens), places, tokens);
+    return stream_warp_bytes(layout, tokens, 1);
   };
-  stream.places = kMostPlaces;
+  const auto warp_bytes = [&](int places) {
+    return std::max(bytes_of(params.formats[0], places), bytes_of(params.formats[1], places));
+  };
+  stream.places = most_places(queue);
   while (stream.places > 2 && kStreamWarps * warp_bytes(stream.places) > shared_bytes_of(queue)) {
     --stream.places;
   }

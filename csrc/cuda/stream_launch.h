@@ -23,50 +23,58 @@ void launch_u8_dense(const ops::PackedFormat& format, StreamParams& params, Queu
 // Both weights of a GLU, of any two of the formats.
 void launch_pair(PairParams& params, Queue& queue);
 
-// The most places, of which one is multiplied, with which a block has at most `bytes` of shared
-// memory; less than two are none.
-template <class Kernel>
-int places_within(int64_t bytes, int tokens) {
-  int places = kMostPlaces;
-  while (places >= 2 && Kernel::kThreads / kWarp * Kernel::warp_bytes(places, tokens) > bytes) {
-    --places;
-  }
-  return places < 2 ? 0 : places;
+inline int most_places(const Queue& queue) {
+  return has_bulk_copies(queue) ? kBulkPlaces : kMostPlaces;
 }
 
-// Launches it, or says that the GPU's blocks have too little shared memory for so many tokens.
+// The places, of which one is multiplied, with which a warp has at most `bytes` of shared memory:
+// as many as there may be, of bulk copies all of them; less than two are none.
 template <class Kernel>
-bool launch_stream(StreamParams& params, int tokens, int64_t blocks, Queue& queue) {
+int places_within(int64_t bytes, int tokens, const Queue& queue) {
+  const int least = has_bulk_copies(queue) ? kBulkPlaces : 2;
+  int places = most_places(queue);
+  while (places >= least && Kernel::warp_bytes(places, tokens) > bytes) --places;
+  return places < least ? 0 : places;
+}
+
+// Launches it with so many slots a block, or says that the GPU has too little shared memory for so
+// many tokens. A multiprocessor is to hold 16 warps, but 8 of two rounds.
+template <class Kernel>
+bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
   const int64_t most = shared_bytes_of(queue);
-  // The system takes 1 KB beside each block's.
-  params.places = places_within<Kernel>((most + 1024) / Kernel::kMinBlocks - 1024, tokens);
-  if (params.places == 0) params.places = places_within<Kernel>(most, tokens);
+  const int warps = slots / Kernel::kSlotRounds;
+  const int together = kMostSlots / slots;  // blocks; the system takes 1 KB beside each
+  params.places = places_within<Kernel>(((most + 1024) / together - 1024) / warps, tokens, queue);
   if (params.places == 0) return false;
+  params.slots = slots;
   params.block_tokens = tokens;
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, tokens));
   params.warp_bytes = Kernel::warp_bytes(params.places, tokens);
+  int64_t blocks = 0;
+  for (StreamPart& part : params.parts) {
+    part.blocks = static_cast<int32_t>(blocks_for(part.units, slots >> part.slice_bits));
+    blocks += part.blocks;
+  }
   launch<Kernel>(params, blocks * params.token_blocks, queue,
-                 static_cast<size_t>(Kernel::kThreads / kWarp * params.warp_bytes));
+                 static_cast<size_t>(warps * params.warp_bytes), warps * kWarp);
   return true;
 }
 
-// A multiprocessor has 16 warps, in two blocks or in one, but with four tiles 8 of two rounds, as
-// where so many warps have no room for their rings.
+// Blocks of few warps are spread evenly over a GPU. Of four tiles, and where 16 warps have no room,
+// they have 8 of two rounds.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
-  int64_t blocks = 0;
-  for (const StreamPart& part : params.parts) blocks += part.blocks;
+  int slots = kLeastSlots;
+  for (const StreamPart& part : params.parts) slots = std::max(slots, 1 << part.slice_bits);
   const int tokens = params.tokens;
-  if (params.slots != kMostSlots) {
-    if (launch_stream<StreamMatmul<kFormat, 1, 2, 8>>(params, tokens, blocks, queue)) return;
-  } else if (tokens <= kTileTokens) {
-    if (launch_stream<StreamMatmul<kFormat, 1, 1, 16>>(params, tokens, blocks, queue)) return;
+  if (tokens <= kTileTokens) {
+    if (launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) return;
   } else if (tokens <= 2 * kTileTokens) {
-    if (launch_stream<StreamMatmul<kFormat, 2, 1, 16>>(params, tokens, blocks, queue)) return;
+    if (launch_stream<StreamMatmul<kFormat, 2, 16>>(params, slots, tokens, queue)) return;
   }
   for (int most = 4 * kTileTokens; most >= kTileTokens; most /= 2) {
-    using Kernel = StreamMatmul<kFormat, 4, 1, 8, 2>;
-    if (launch_stream<Kernel>(params, std::min(tokens, most), blocks, queue)) return;
+    using Kernel = StreamMatmul<kFormat, 4, 8, 2>;
+    if (launch_stream<Kernel>(params, kMostSlots, std::min(tokens, most), queue)) return;
   }
   throw InternalError("[matmul] no ring fits into " + std::to_string(shared_bytes_of(queue)) +
                       " bytes of shared memory");

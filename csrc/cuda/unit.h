@@ -51,7 +51,8 @@
 //   popcount(bits)          how many of 32 are set; lowest_bit(bits): the first one that is, of
 //                           some
 //
-// Hopper (compute capability 9.0) has more, for kernels that say `kArch = 90`:
+// Hopper (compute capability 9.0) has more, for kernels that say `kArch = 90`, and for others where
+// has_bulk_copies() says so:
 //
 //   barrier_init(b, n)      an Mbarrier in shared memory, of phases that end with n arrivals and
 //                           with all the bytes that were announced. For others after a barrier, for

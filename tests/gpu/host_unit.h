@@ -36,6 +36,8 @@ class Block;
 struct WarpWgmma;
 
 // One thread of a block, with the names of DeviceUnit.
+int arch();
+
 class Unit {
  public:
   int thread = 0;
@@ -117,6 +119,7 @@ class Unit {
 
   // --- Hopper
 
+  static bool has_bulk_copies() { return arch() == 90; }
   void barrier_init(Mbarrier& barrier, int count);
   void barrier_arrive(Mbarrier& barrier, Where where = Where::current());
   void barrier_arrive_expect(Mbarrier& barrier, int bytes, Where where = Where::current());
@@ -271,7 +274,7 @@ void enqueue(Grid grid, Queue& queue);
 
 template <class Kernel>
 Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
-             size_t shared = sizeof(typename Kernel::Shared)) {
+             size_t shared = sizeof(typename Kernel::Shared), int threads = Kernel::kThreads) {
   using Params = typename Kernel::Params;
   using Shared = typename Kernel::Shared;
   static_assert(sizeof(Params) <= Grid::kMostParams && Kernel::kThreads % kWarp == 0);
@@ -280,7 +283,7 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
   int min_blocks = 0;
   if constexpr (requires { Kernel::kMinBlocks; }) min_blocks = Kernel::kMinBlocks;
   return {Kernel::kName,
-          Kernel::kThreads,
+          threads,
           blocks,
           shared,
           required_arch<Kernel>(),
@@ -293,13 +296,13 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
 
 template <class Kernel>
 void enqueue(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
-             size_t shared = sizeof(typename Kernel::Shared)) {
+             size_t shared = sizeof(typename Kernel::Shared), int threads = Kernel::kThreads) {
   if (required_arch<Kernel>() == 0 && !runs_on<Kernel>(arch())) {
     throw std::logic_error("[" + std::string(Kernel::kName) +
                            "] expected a GPU without a kernel that replaces it, this one has " +
                            std::to_string(arch()));
   }
-  enqueue(grid_of<Kernel>(params, blocks, shared), queue);
+  enqueue(grid_of<Kernel>(params, blocks, shared, threads), queue);
 }
 
 // --- leaving barriers out (mutations.h) ----------------------------------------------------------

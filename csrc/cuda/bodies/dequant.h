@@ -22,8 +22,8 @@
 
 namespace effinfer::cuda {
 
-// Where a lane reads a place of stream_ring.h: its first piece, and its rows of the first line of
-// high bits, which all t share.
+// Where a lane reads: its first piece, and its rows of the first line of high bits, which all t
+// share.
 struct WeightPlace {
   const uint8_t* lines;
   const uint8_t* high;
@@ -35,6 +35,7 @@ constexpr int lane_line_bytes(ops::QuantBits bits) {
 }
 
 inline constexpr int kPieceStep = kWarp * 16;  // bytes between the pieces of a lane
+inline constexpr int kLineStep = 256;           // between its lines, four of which lie side by side
 
 // The pieces of 16 bytes in which a lane copies quants to a place of stream_ring.h: what it
 // multiplies itself. Half a line of float16 is one k of 16 rows, of which a lane multiplies 8
@@ -78,7 +79,8 @@ EFFINFER_DEVICE uint32_t spread(Unit& unit, uint32_t bytes) {
   return unit.permute(bytes, 0x43434343u, kHigh ? 0x4342u : 0x4140u);
 }
 
-// Quants of a superblock in registers. bytes(step, row) are the four quants of a row of the lane in
+// Quants of a superblock in registers, of pieces that are `step` bytes apart: as they lie in memory
+// 256, kLineStep. bytes(step, row) are the four quants of a row of the lane in
 // one step.
 template <ops::QuantBits kBits>
 struct Quants;
@@ -87,11 +89,9 @@ template <>
 struct Quants<ops::QuantBits::u4> {
   Quad low[2];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place) {
+  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      low[i] = *reinterpret_cast<const Quad*>(place.lines + i * kPieceStep);
-    }
+    for (int i = 0; i < 2; ++i) low[i] = *reinterpret_cast<const Quad*>(place.lines + i * step);
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int) const {
     return low[step % 2].words[row] >> step / 2 * 4 & 0x0f0f0f0fu;
@@ -105,8 +105,8 @@ struct Quants<ops::QuantBits::u5> {
   Quants<ops::QuantBits::u4> low;
   Quad high[2];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place) {
-    low.load(place);
+  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
+    low.load(place, step);
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
       high[i] = *reinterpret_cast<const Quad*>(place.high + i * 64);
@@ -125,8 +125,8 @@ struct Quants<ops::QuantBits::u6> {
   Quants<ops::QuantBits::u4> low;
   Quad high[4];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place) {
-    low.load(place);
+  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
+    low.load(place, step);
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       high[i] = *reinterpret_cast<const Quad*>(place.high + i * 64);
@@ -144,11 +144,9 @@ template <>
 struct Quants<ops::QuantBits::u8> {
   Quad lines[4];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place) {
+  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      lines[i] = *reinterpret_cast<const Quad*>(place.lines + i * kPieceStep);
-    }
+    for (int i = 0; i < 4; ++i) lines[i] = *reinterpret_cast<const Quad*>(place.lines + i * step);
   }
 };
 
@@ -160,15 +158,19 @@ constexpr int quant_offset(const ops::PackedFormat& format) {
   return format.has_min ? 128 : 0;
 }
 
-// A lane's weights of a place of stream_ring.h. fragment<kPart>(unit, step, pair, t, a) gives q -
-// zero + quant_offset() exactly, or for dense weights the numbers themselves as the sum of kParts
-// fragments.
+// A lane's weights of a superblock, or half of a dense one, as they lie in memory. fragment<kPart>(
+// unit, step, pair, t, a) gives q - zero + quant_offset() exactly, or for dense weights the numbers
+// themselves as the sum of kParts fragments.
 template <ops::PackedFormat kFormat>
 struct WeightFragments {
   static constexpr int kParts = 1;
   Quants<kFormat.bits> quants;
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int) { quants.load(place); }
+  // `group` are the bytes of a row group, of which the lane has a fourth of the rows.
+  EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
+    constexpr int kHigh = 16 * 64 * (kFormat.bits == ops::QuantBits::u8 ? 8 : 4) / 8;
+    quants.load({group + t * 64 + quad * 16, group + kHigh + quad * 16}, kLineStep);
+  }
 
   // (128 + q) - (128 + zero): integers up to 256 are exact in bfloat16.
   template <int kPart, class Unit>
@@ -213,10 +215,10 @@ struct WeightFragments<kDenseBf16> {
   static constexpr int kParts = 1;
   Quad lines[2][2];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int) {
+  EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const uint8_t* line = place.lines + i * kPieceStep;
+      const uint8_t* line = group + i / 2 * 512 + t * 128 + i % 2 * 64 + quad * 16;
       lines[i / 2][i % 2] = *reinterpret_cast<const Quad*>(line);
     }
   }
@@ -235,10 +237,10 @@ struct WeightFragments<kDenseF16> {
   static constexpr int kParts = 2;
   uint64_t rows[2][4];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int t) {
+  EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const uint8_t* row = place.lines + i / 4 * 2 * kPieceStep + (i % 4 ^ t) * 32;
+      const uint8_t* row = group + i / 4 * 512 + t * 128 + i % 4 * 32 + quad * 8;
       rows[i / 4][i % 4] = *reinterpret_cast<const uint64_t*>(row);
     }
   }

@@ -6,15 +6,14 @@
 
 namespace effinfer::cuda {
 
-// A warp's shared memory: its ring, in whose place its sums come, [token][32]; those of the first
-// of two rounds lie behind it.
+// A warp's shared memory: what feeds it (stream_feed.h), in whose place behind its barriers its sums
+// come, [token][32]; those of the first of two rounds lie behind it.
 constexpr int stream_sum_bytes(int tokens) {
   return tokens * kStreamRows * static_cast<int>(sizeof(float));
 }
-constexpr int stream_warp_bytes(const PlaceLayout& layout, int places, int tokens, int rounds) {
-  const int ring = ring_bytes(layout, places, tokens);
-  const int sums = stream_sum_bytes(tokens);
-  return (ring > sums ? ring : sums) + (rounds - 1) * sums;
+constexpr int stream_warp_bytes(const FeedLayout& layout, int tokens, int rounds) {
+  const int sums = FeedLayout::kBarrierBytes + stream_sum_bytes(tokens);
+  return (layout.bytes > sums ? layout.bytes : sums) + (rounds - 1) * stream_sum_bytes(tokens);
 }
 
 // How much there is of it depends on the launch.
@@ -27,6 +26,11 @@ struct StreamShared {
 };
 
 using StreamRow = float[kStreamRows];  // the sums of a token
+
+template <class Unit>
+EFFINFER_DEVICE void init_feed(Unit& unit, const StreamParams& p, uint8_t* memory) {
+  if (unit.has_bulk_copies()) init_barriers(unit, memory, p.places);
+}
 
 // Moves a warp's sums of its first tokens to shared memory.
 template <int kTiles, class Unit>
@@ -47,30 +51,36 @@ EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums, int 
   }
 }
 
-// A block has a slot for each slice of its units: a warp, or one of two rounds of one.
-template <ops::PackedFormat kFormat, int kTiles, int kBlocks, int kWarps, int kRounds = 1>
+// A block has a slot for each slice of its units: a warp, or one of two rounds of one. How many it
+// has is said by the launch.
+template <ops::PackedFormat kFormat, int kTiles, int kMostWarps, int kRounds = 1>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
-  static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = kBlocks;
+  static constexpr int kThreads = kMostWarps * kWarp;
+  static constexpr int kMinBlocks = 1;
   static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * kTileTokens;
+  static constexpr int kSlotRounds = kRounds;
   static_assert(kRounds == 1 || kRounds == 2);
   using Params = StreamParams;
   using Shared = StreamShared;
+  using Product = StreamProduct<kFormat, kTiles>;
 
   static constexpr int warp_bytes(int places, int tokens) {
-    return stream_warp_bytes(place_layout(kFormat), places, tokens, kRounds);
+    return stream_warp_bytes(Product::layout(places, tokens), tokens, kRounds);
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const Place place = find(unit, p);
     const StreamPart& part = *place.part;
+    FeedState state;
+    const int warp = unit.shfl(unit.warp, 0);  // which the compiler then knows to be all lanes'
+    init_feed(unit, p, shared.warp(p, warp));
     for (int round = 0; round < kRounds; ++round) {
-      const int slot = unit.warp * kRounds + round;
+      const int slot = warp * kRounds + round;
       const int mine = place.first_unit + (slot >> part.slice_bits);
-      if (mine < part.units) multiply(unit, p, place, mine, slot, shared);
+      if (mine < part.units) multiply(unit, p, place, mine, slot, shared, state);
     }
     unit.wait_for_inputs();
     unit.sync();
@@ -85,8 +95,8 @@ struct StreamMatmul {
     int num_tokens;
   };
 
-  EFFINFER_DEVICE static int units_of(const StreamPart& part) {
-    return kWarps * kRounds >> part.slice_bits;
+  EFFINFER_DEVICE static int units_of(const Params& p, const StreamPart& part) {
+    return p.slots >> part.slice_bits;
   }
 
   // The token blocks of a unit are neighbours: all but the first find its weights in the L2 cache.
@@ -100,31 +110,31 @@ struct StreamMatmul {
     }
     const StreamPart* part = p.parts;
     while (block >= part->blocks) block -= (part++)->blocks;
-    return {part, block * units_of(*part), first,
+    return {part, block * units_of(p, *part), first,
             p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
   }
 
-  // The lane's rows: of group 2 u + g / 4 of the part, or with GLU of group u of part g / 4.
+  // The rows of half of the lanes: of group 2 u + half of the part, or with GLU of group u of part
+  // `half`.
   EFFINFER_DEVICE static const uint8_t* group_of(const Params& p, const StreamPart& part, int unit,
-                                                 int lane) {
-    const int half = lane / 16;
+                                                 int half) {
     const bool gated = p.glu != ops::UnaryOp::none;
     return row_group(gated ? p.parts[half].weight : part.weight, gated ? unit : 2 * unit + half);
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, const Place& place, int mine,
-                                       int slot, Shared& shared) {
+                                       int slot, Shared& shared, FeedState& state) {
     const int slice_bits = place.part->slice_bits;
     const int slice = slot & ((1 << slice_bits) - 1);
     const int first = p.superblocks * slice >> slice_bits;
     const int last = p.superblocks * (slice + 1) >> slice_bits;
     StreamSums<kTiles> sums = {};
-    StreamProduct<kFormat, kTiles>::run(unit, p, group_of(p, *place.part, mine, unit.lane),
-                                        p.header_bytes, p.x + place.first_token * p.x_row_bytes,
-                                        place.num_tokens, first, last, shared.warp(p, unit.warp),
-                                        sums);
-    unit.sync_warp();  // all have read the ring
+    const uint8_t* const groups[2] = {group_of(p, *place.part, mine, 0),
+                                      group_of(p, *place.part, mine, 1)};
+    Product::run(unit, p, groups, p.header_bytes, p.x + place.first_token * p.x_row_bytes, place.num_tokens, first, last,
+                 shared.warp(p, slot / kRounds), state, sums);
+    unit.sync_warp();  // all have read their last place
     store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));
   }
 
@@ -132,6 +142,8 @@ struct StreamMatmul {
     uint8_t* memory = shared.warp(p, slot / kRounds);
     if (kRounds > 1 && slot % kRounds == 0) {
       memory += p.warp_bytes - stream_sum_bytes(p.block_tokens);
+    } else {
+      memory += FeedLayout::kBarrierBytes;
     }
     return reinterpret_cast<StreamRow*>(memory);
   }
@@ -156,11 +168,12 @@ struct StreamMatmul {
                                      Shared& shared) {
     const StreamPart& part = *place.part;
     const bool gated = p.glu != ops::UnaryOp::none;
+    const int threads = p.slots / kRounds * kWarp;
     const int row_bits = gated ? 4 : 5;
-    const int rows = units_of(part) << row_bits;
+    const int rows = units_of(p, part) << row_bits;
     const int first = place.first_unit << row_bits;
     EFFINFER_NO_UNROLL
-    for (int i = unit.thread; i < place.num_tokens * rows; i += kThreads) {
+    for (int i = unit.thread; i < place.num_tokens * rows; i += threads) {
       const int token = i / rows;
       const int row = i & (rows - 1);
       if (first + row >= part.weight.rows) continue;
@@ -172,9 +185,9 @@ struct StreamMatmul {
       finish_output(unit, part.weight, p.parts[1].weight, p.glu, p.operand,
                     place.first_token + token, first + row, sum, second);
     }
-    if (place.first_unit + units_of(part) >= part.units) {
+    if (place.first_unit + units_of(p, part) >= part.units) {
       pad_operand(unit, p.operand, part.weight.rows, place.first_token,
-                  place.first_token + place.num_tokens, unit.thread, kThreads);
+                  place.first_token + place.num_tokens, unit.thread, threads);
     }
   }
 };

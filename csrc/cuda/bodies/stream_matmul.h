@@ -14,17 +14,7 @@
 // nor on what the others hold. Of more tokens each 32 have blocks of their own, next to each other
 // in the grid: all but one find the weights in the L2 cache.
 //
-// Weights and activations come by asynchronous copies, up to four superblocks ahead, through a ring
-// that each warp has in shared memory (stream_ring.h). How many places it has depends on the GPU.
-//
-// Instructions of a warp for a superblock of 32 rows and one tile, or two, in the machine code for
-// sm_90a, and the issue slots that an H100 has for them while it reads the weights at 3 TB/s (1.75
-// GHz):
-//
-//   q4_0 212, 265 of 355    q4_k 270, 335 of 365    q5_k 305, 376 of 445    q6_k 331, 409 of 515
-//   q8_0 258, 308 of 670    bf16 184, 252 of 1260
-//
-// so memory bounds all of them, if by little where Q4_K meets two tiles.
+// Weights and activations come through shared memory, some places ahead (stream_feed.h).
 #pragma once
 
 #include <cmath>
@@ -33,8 +23,8 @@
 #include "cuda/bodies/dequant.h"
 #include "cuda/bodies/matmul_epilogue.h"
 #include "cuda/bodies/row_groups.h"
-#include "cuda/bodies/stream_ring.h"
-#include "cuda/bodies/weight_scales.h"
+#include "cuda/bodies/stream_feed.h"
+#include "cuda/bodies/stream_scales.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
@@ -43,6 +33,7 @@ inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamRows = 32;
 inline constexpr int kMostSliceBits = 4;
 inline constexpr int kMostSlots = 1 << kMostSliceBits;
+inline constexpr int kLeastSlots = 4;
 
 struct StreamPart {
   MatmulWeight weight;
@@ -59,9 +50,9 @@ struct StreamParams {
   int32_t superblocks = 0;
   int32_t token_blocks = 0;
   int32_t block_tokens = 0;      // at most, of one of them
-  int32_t places = 0;            // of a warp's ring
+  int32_t places = 0;            // of a warp
   int32_t warp_bytes = 0;        // of shared memory
-  int32_t slots = kStreamWarps;  // of a block, or kMostSlots
+  int32_t slots = 0;             // of a block: a power of two
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
   int64_t header_row_bytes = 0;  // of the scales in it
@@ -98,59 +89,82 @@ struct StreamSums {
 // The inner loop, of weights of one format.
 template <ops::PackedFormat kFormat, int kTiles>
 struct StreamProduct {
+  static constexpr PieceLayout kPiece = piece_layout(kFormat, kTiles);
   static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
-  using Of = PlaceOf<kFormat>;
-  static constexpr int kSteps = Of::kSteps;
+  static constexpr int kSteps = kPiece.steps;
+  static constexpr int kParts = kPiece.parts();
+  static constexpr int kHold = kPiece.hold;
+  static constexpr int kGroupBytes = kPiece.group_bytes;
+  static constexpr int kTokenBytes = kPiece.token_bytes();
   static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
   using Tokens = TokenCopies<kTiles, kSteps>;
   using Weights = WeightFragments<kFormat>;
   struct NoScales {};
-  using Scales = std::conditional_t<kDense, NoScales, WeightScales<kFormat>>;
+  using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat>>;
+  using Header = HeaderRow<kFormat>;
+  using Factors = HeaderFactors<kFormat>;
 
-  // Adds superblocks [first, last) of the lane's row group to `sums`, times tokens x[0 .. count).
-  // `memory` is the warp's.
+  static constexpr FeedLayout layout(int places, int tokens) {
+    return FeedLayout(piece_layout(kFormat, kTiles), places, tokens);
+  }
+
+  // Adds superblocks [first, last) of two row groups, one of each half of the lanes, to `sums`,
+  // times tokens x[0 .. count). `memory` is the warp's, which `state` is of.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
-                                  int64_t header_bytes, const uint8_t* x, int count, int first,
-                                  int last, uint8_t* memory, StreamSums<kTiles>& sums) {
-    constexpr int kPlaces = 4 / kSteps;  // of a superblock
-    const RingPlaces ring(Of::kWeightBytes + p.block_tokens * Of::kTokenBytes, p.places);
-    const int ahead = p.places - 1;
-    const uint8_t* const zeros = memory + ring.end;
-    int left = (last - first) * kPlaces;
-    WeightCopies<kFormat> weights(group, header_bytes, p.header_row_bytes, unit.lane,
-                                  first * kPlaces);
-    for (int i = 0; i < ahead; ++i) {
-      if (i < left) weights.fetch(unit, memory + i * ring.bytes);
-      unit.commit();
-    }
-    if (unit.lane < Of::kTokenBytes / 16) {
-      reinterpret_cast<Quad*>(memory + ring.end)[unit.lane] = {};
-    }
-    // Weights come while the kernel before still runs.
-    unit.wait_for_inputs();
-    Tokens tokens(unit, x, p.x_row_bytes, count, first * kPlaces);
-    for (int i = 0; i < ahead && i < left; ++i) {
-      tokens.fetch_now(unit, memory + i * ring.bytes + Of::kWeightBytes);
-    }
-    int place = 0;
-    int next = ahead * ring.bytes;
-    EFFINFER_NO_UNROLL
-    for (; left > 0; --left) {
-      wait_for_oldest(unit, ahead);
-      unit.sync_warp();  // for all lanes, and all have read what the next copies replace
-      if (left > ahead) {
-        weights.fetch(unit, memory + next);
-        tokens.fetch(unit, memory + next + Of::kWeightBytes);
-      }
-      unit.commit();
-      multiply(unit, memory + place, count, zeros, sums);
-      place = ring.after(place);
-      next = ring.after(next);
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p,
+                                  const uint8_t* const (&groups)[2], int64_t header_bytes,
+                                  const uint8_t* x, int count, int first, int last,
+                                  uint8_t* memory, FeedState& state, StreamSums<kTiles>& sums) {
+    const FeedSource source = {{groups[0] + header_bytes, groups[1] + header_bytes},
+                               x,
+                               p.x_row_bytes,
+                               count,
+                               first * kParts,
+                               last * kParts};
+    const uint8_t* const header = groups[unit.lane / 16] + unit.lane / 4 % 4 * 8;
+    if (unit.has_bulk_copies()) {
+      run<BulkFeed<kFormat, kTiles>>(unit, p, source, header, memory, state, sums);
+    } else {
+      run<LaneFeed<kFormat, kTiles>>(unit, p, source, header, memory, state, sums);
     }
   }
 
  private:
+  template <class Feed, class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const FeedSource& source,
+                                  const uint8_t* header, uint8_t* memory, FeedState& state,
+                                  StreamSums<kTiles>& sums) {
+    const FeedLayout layout(piece_layout(kFormat, kTiles), p.places, p.block_tokens);
+    Feed feed(unit, source, layout, memory, state);
+    Header next = {};
+    if (source.first < source.last) {
+      next.load(unit, header, p.header_row_bytes, source.first / kParts);
+    }
+    if (unit.lane < kTokenBytes / 16) {
+      reinterpret_cast<Quad*>(memory + layout.zeros_from)[unit.lane] = {};
+    }
+    // Weights come while the kernel before still runs.
+    unit.wait_for_inputs();
+    Tokens tokens(unit, source.x, source.x_row_bytes, source.count, source.first);
+    feed.start_tokens(unit, tokens, source.first);
+    PieceCut<kHold> cut{source.first, source.last};
+    EFFINFER_NO_UNROLL
+    while (!cut.is_over()) {
+      feed.next(unit, tokens);
+      const Factors factors(unit, next);
+      const int pieces = cut.take();
+      if (!cut.is_over()) next.load(unit, header, p.header_row_bytes, cut.next / kParts);
+      const uint8_t* weights = feed.weights;
+      const uint8_t* of_tokens = feed.of_tokens;
+      EFFINFER_NO_UNROLL
+      for (int piece = 0; piece < pieces; ++piece) {
+        multiply(unit, weights, factors, of_tokens, source.count, memory + layout.zeros_from, sums);
+        weights += kGroupBytes;
+        of_tokens += layout.token_place / kHold;
+      }
+    }
+  }
+
   template <class Unit>
   EFFINFER_DEVICE static void add_product(Unit& unit, bool first, float (&sum)[4],
                                           const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -162,19 +176,20 @@ struct StreamProduct {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* place, int count,
-                                       const uint8_t* zeros, StreamSums<kTiles>& sums) {
+  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* group, const Factors& factors,
+                                       const uint8_t* of_tokens, int count, const uint8_t* zeros,
+                                       StreamSums<kTiles>& sums) {
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     Weights weights;
-    weights.load(ring_place<kFormat>(place, unit.lane), t);
+    weights.load(group, t, g % 4);
     Scales scales;
-    if constexpr (!kDense) load_scales<kFormat>(place, unit.lane, scales);
+    if constexpr (!kDense) scales.load(group + ops::quant_bytes(kFormat.bits), g % 4);
     const uint8_t* tokens[kTiles];
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int token = tile * kTileTokens + g;
-      tokens[tile] = token < count ? place + Of::kWeightBytes + token * Of::kTokenBytes : zeros;
+      tokens[tile] = token < count ? of_tokens + token * kTokenBytes : zeros;
     }
     EFFINFER_UNROLL
     for (int block = 0; block < kSteps / kBlockSteps; ++block) {
@@ -183,10 +198,10 @@ struct StreamProduct {
       if constexpr (!kDense) {
         EFFINFER_UNROLL
         for (int row = 0; row < 4; ++row) {
-          scale[row] = scales.scale(unit, block, row);
+          scale[row] = scales.scale(unit, factors, block, row);
           if constexpr (kFormat.has_min) {
             minimum[row] = fmaf(scale[row], static_cast<float>(-quant_offset(kFormat)),
-                                scales.minimum(unit, block, row));
+                                scales.minimum(unit, factors, block, row));
           }
         }
       }
@@ -206,7 +221,7 @@ struct StreamProduct {
                                              const float (&scale)[4], const float (&minimum)[4],
                                              const uint8_t* const (&tokens)[kTiles],
                                              StreamSums<kTiles>& sums) {
-    constexpr int kParts = Weights::kParts;
+    constexpr int kParts = Weights::kParts;  // fragments of a weight
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     uint32_t a[kBlockSteps][2][kParts][4];

@@ -37,6 +37,10 @@ struct StreamPair {
   }
 
  private:
+  EFFINFER_DEVICE static StreamRow* sums_in(uint8_t* memory) {
+    return reinterpret_cast<StreamRow*>(memory + FeedLayout::kBarrierBytes);
+  }
+
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, int index, int first_token,
                                        int count, uint8_t* memory) {
@@ -46,15 +50,18 @@ struct StreamPair {
     if (slice >> slice_bits != 0) return;
     const int first = p.stream.superblocks * slice >> slice_bits;
     const int last = p.stream.superblocks * (slice + 1) >> slice_bits;
-    const uint8_t* group = row_group(p.stream.parts[half].weight, 2 * index + unit.lane / 16);
+    const MatmulWeight& weight = p.stream.parts[half].weight;
+    const uint8_t* const groups[2] = {row_group(weight, 2 * index), row_group(weight, 2 * index + 1)};
     StreamSums<kTiles> sums = {};
+    FeedState state;
+    init_feed(unit, p.stream, memory);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTiles>::run(unit, p.stream, group, p.header_bytes[half],
+      StreamProduct<kFormat, kTiles>::run(unit, p.stream, groups, p.header_bytes[half],
                                           p.stream.x + first_token * p.stream.x_row_bytes, count,
-                                          first, last, memory, sums);
+                                          first, last, memory, state, sums);
     });
     unit.sync_warp();
-    store_sums(unit, sums, count, reinterpret_cast<StreamRow*>(memory));
+    store_sums(unit, sums, count, sums_in(memory));
   }
 
   template <class Unit>
@@ -62,7 +69,7 @@ struct StreamPair {
                                      int count, Shared& shared) {
     const StreamPart& part = p.parts[0];
     const auto of = [&](int warp, int token, int row) {
-      return reinterpret_cast<StreamRow*>(shared.warp(p, warp))[token][row];
+      return sums_in(shared.warp(p, warp))[token][row];
     };
     EFFINFER_NO_UNROLL
     for (int i = unit.thread; i < count * kStreamRows; i += kThreads) {

@@ -22,9 +22,6 @@
 
 namespace effinfer::cuda {
 
-inline constexpr int kTileTokens = 8;  // columns of a product
-inline constexpr int kMostPlaces = 5;
-
 // Of a place, by the format of its weights.
 struct PlaceLayout {
   int steps;    // of 16 k: a superblock, or of dense weights half of one
@@ -64,22 +61,6 @@ struct PlaceOf {
   static constexpr int kWeightBytes = kLayout.weight_bytes();
   static constexpr int kTokenBytes = kLayout.token_bytes();
 };
-
-// Of a warp's ring, in bytes from its begin; behind it lie zeros, for tokens that are none.
-struct RingPlaces {
-  int bytes;  // of a place
-  int end;
-
-  EFFINFER_DEVICE RingPlaces(int of_one, int places) : bytes(of_one), end(places * of_one) {}
-  EFFINFER_DEVICE int after(int place) const {
-    place += bytes;
-    return place == end ? 0 : place;
-  }
-};
-
-constexpr int ring_bytes(const PlaceLayout& layout, int places, int tokens) {
-  return places * layout.bytes(tokens) + layout.token_bytes();
-}
 
 // Where a lane's weights lie in a place.
 template <ops::PackedFormat kFormat>
@@ -203,73 +184,5 @@ struct WeightRing {
     return advance(unit);
   }
 };
-
-// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of each few of them, and
-// what it multiplies: four k of a token in each step.
-template <int kTiles, int kSteps>
-class TokenCopies {
- public:
-  template <class Unit>
-  EFFINFER_DEVICE TokenCopies(const Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
-                              int first)
-      : next_rows_(static_cast<int32_t>(kRows * row_bytes)) {
-    const int token = unit.lane / kPieces;
-    const int piece = unit.lane % kPieces;
-    from_ = x + first * kBytes + token * row_bytes + piece * 16;
-    to_ = token * kBytes + (piece / 2 ^ turn(token)) * 32 + piece % 2 * 16;
-    rounds_ = count > token ? (count - token + kRows - 1) / kRows : 0;
-  }
-
-  // Puts those of the next place on their way.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens) {
-    EFFINFER_UNROLL
-    for (int round = 0; round < kRounds; ++round) {
-      unit.copy_async_if(round < rounds_, tokens + to_ + round * (kRows * kBytes),
-                         from_ + round * int64_t{next_rows_});
-    }
-    from_ += kBytes;
-  }
-
-  // The same at once: a copy on its way is waited for with all that were before it.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens) {
-    EFFINFER_NO_UNROLL
-    for (int round = 0; round < rounds_; ++round) {
-      *reinterpret_cast<Quad*>(tokens + to_ + round * (kRows * kBytes)) =
-          unit.load_written(reinterpret_cast<const Quad*>(from_ + round * int64_t{next_rows_}));
-    }
-    from_ += kBytes;
-  }
-
-  // How the steps of a token are moved about.
-  EFFINFER_DEVICE static int turn(int token) { return kSteps == 4 ? token % 4 : token / 2 % 2; }
-
- private:
-  static constexpr int kBytes = kSteps * 32;  // of a token in a place
-  static constexpr int kPieces = kBytes / 16;
-  static constexpr int kRows = kWarp / kPieces;  // a round's tokens, of one turn
-  static constexpr int kRounds = kTiles * kTileTokens / kRows;
-
-  const uint8_t* from_;  // in the next place's k
-  int32_t next_rows_;
-  int to_;
-  int rounds_;  // that have a token
-};
-
-// The oldest of `ahead` groups of copies under way is there. Instructions take a constant.
-template <class Unit>
-EFFINFER_DEVICE void wait_for_oldest(Unit& unit, int ahead) {
-  static_assert(kMostPlaces == 5);
-  if (ahead == 4) {
-    unit.template wait<3>();
-  } else if (ahead == 3) {
-    unit.template wait<2>();
-  } else if (ahead == 2) {
-    unit.template wait<1>();
-  } else {
-    unit.template wait<0>();
-  }
-}
 
 }  // namespace effinfer::cuda
