@@ -7,22 +7,27 @@ void launch_pair(PairParams& params, Queue& queue) {
   using Kernel = StreamPair<2>;
   StreamParams& stream = params.stream;
   const int tokens = std::min(stream.tokens, Kernel::kTokens);
-  const auto bytes_of = [&](const ops::PackedFormat& format, int places) {
-    const FeedLayout layout(piece_layout(format, Kernel::kTokens / kTileTokens), places, tokens);
-    return stream_warp_bytes(layout, tokens, 1);
-  };
-  const auto warp_bytes = [&](int places) {
-    return std::max(bytes_of(params.formats[0], places), bytes_of(params.formats[1], places));
+  const auto set_bytes = [&] {
+    for (const ops::PackedFormat& format : params.formats) {
+      const PieceLayout piece = piece_layout(format, Kernel::kTokens / kTileTokens);
+      stream.warp_bytes =
+          std::max(stream.warp_bytes, stream_warp_bytes(piece, stream.places, tokens, 1));
+      stream.token_bytes =
+          std::max(stream.token_bytes, token_bytes(piece, stream.places, tokens));
+    }
+    return kStreamWarps * (stream.warp_bytes + stream.token_bytes);
   };
   stream.places = most_places(queue);
-  while (stream.places > 2 && kStreamWarps * warp_bytes(stream.places) > shared_bytes_of(queue)) {
+  int bytes = set_bytes();
+  while (stream.places > 2 && bytes > shared_bytes_of(queue)) {
     --stream.places;
+    stream.warp_bytes = stream.token_bytes = 0;
+    bytes = set_bytes();
   }
   stream.block_tokens = tokens;
   stream.token_blocks = static_cast<int32_t>(blocks_for(stream.tokens, tokens));
-  stream.warp_bytes = warp_bytes(stream.places);
   launch<Kernel>(params, int64_t{stream.parts[0].blocks} * stream.token_blocks, queue,
-                 static_cast<size_t>(kStreamWarps * stream.warp_bytes));
+                 static_cast<size_t>(bytes));
 }
 
 }  // namespace effinfer::cuda

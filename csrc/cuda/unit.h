@@ -7,6 +7,7 @@
 //     static constexpr int kThreads = 128;          // of a block: whole warps of 32
 //     static constexpr int kMinBlocks = 2;          // optional: that an SM is to hold at once
 //     static constexpr int kArch = 90;              // optional: runs on no other GPU
+//     static constexpr bool kAdapts = true;         // optional: takes what the GPU has, see below
 //     using Params = ...;                           // a POD, at most 4 KB, copied to each block
 //     struct Shared { ... };                        // of a block; its contents are undefined
 //     template <class Unit>
@@ -33,7 +34,8 @@
 //   called
 //                           it, unless the kernel says kWaitsItself
 //   mma(d, a, b)            d += a b: m16n8k16 of bfloat16, sums in float32; mma_first: d = a b,
-//                           with the bits of a sum with zeros; mma_f16 of float16;
+//                           with the bits of a sum with zeros; mma_onto(d, a, b, c): d = a b + c;
+//                           mma_f16 of float16;
 //                           mma_s8: m16n8k32 of int8, sums in int32
 //   load(pointer)           global memory that no kernel writes while this one runs; load_once():
 //                           which nobody will read again soon, such as weights; load_written():
@@ -51,8 +53,12 @@
 //   popcount(bits)          how many of 32 are set; lowest_bit(bits): the first one that is, of
 //                           some
 //
-// Hopper (compute capability 9.0) has more, for kernels that say `kArch = 90`, and for others where
-// has_bulk_copies() says so:
+//   sync_some(id, n)        a barrier of n threads, whole warps; arrive_some(id, n) counts among
+//                           them and goes on. Of each id from 1 to 15 one is under way at a time.
+//                           For kernels that say kArch or kAdapts
+//
+// Hopper (compute capability 9.0) has more, for kernels that say `kArch = 90`, and for those that
+// say kAdapts where has_bulk_copies():
 //
 //   barrier_init(b, n)      an Mbarrier in shared memory, of phases that end with n arrivals and
 //                           with all the bytes that were announced. For others after a barrier, for
@@ -77,8 +83,6 @@
 //                           or the tiles
 //   take_registers<n>(), give_registers<n>()   four warps together: each thread has n from now on.
 //                           For kernels that say kMinBlocks
-//   sync_some(id, n)        a barrier of n threads, whole warps; arrive_some(id, n) counts among
-//                           them and goes on. Of each id from 1 to 15 one is under way at a time
 //
 // All threads of a warp call the collectives (shuffles, ballot, ldmatrix, mma, wgmma..., sync_warp)
 // together, those of a block sync(). A thread that has left the kernel takes part in nothing, so a

@@ -265,7 +265,7 @@ inline void Block::start(int block) {
     thread.fiber.start(&Block::enter);
   }
   added_syncs_ = UINT32_MAX;
-  if (grid_.arch >= 90) {
+  if (grid_.arch != 0) {
     clocks_.start(threads_.size() + Hopper::kMostBarriers);
     hopper_.start(grid_);
     for (size_t i = 0; i < threads_.size(); ++i) show_clock(i);
@@ -341,7 +341,7 @@ inline void Block::schedule() {
 }
 
 inline void Block::leave_hopper() {
-  if (grid_.arch < 90 || sites.ignoring()) return;
+  if (grid_.arch == 0 || sites.ignoring()) return;
   if (!hopper_.copies.empty()) {
     throw std::logic_error("copy_bulk: the block ends before its copies have landed");
   }

@@ -87,7 +87,7 @@ static void require_named(int id, int threads, const Grid& grid, const char* wha
 
 void Unit::sync_some(int id, int threads, Where where) {
   if (passes("sync_some", where)) return;
-  require_hopper("sync_some");
+  require(owner_->grid().arch != 0, "sync_some", "expected a kernel with kArch = 90");
   require_named(id, threads, owner_->grid(), "sync_some");
   const Machine machine(*owner_, owner_->thread(*this).progress);
   NamedBarrier& barrier = owner_->hopper().named[static_cast<size_t>(id)];
@@ -103,7 +103,7 @@ void Unit::sync_some(int id, int threads, Where where) {
 
 void Unit::arrive_some(int id, int threads, Where where) {
   if (passes("arrive_some", where)) return;
-  require_hopper("arrive_some");
+  require(owner_->grid().arch != 0, "arrive_some", "expected a kernel with kArch = 90");
   require_named(id, threads, owner_->grid(), "arrive_some");
   const Machine machine(*owner_, owner_->thread(*this).progress);
   NamedBarrier& barrier = owner_->hopper().named[static_cast<size_t>(id)];

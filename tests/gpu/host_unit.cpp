@@ -117,6 +117,12 @@ void Unit::mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
   mma(d, a, b, where);
 }
 
+void Unit::mma_onto(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                    const float (&c)[4], Where where) {
+  for (int i = 0; i < 4; ++i) d[i] = c[i];
+  mma(d, a, b, where);
+}
+
 void Unit::mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Where where) {
   using F16 = Product<float, 2>;
   F16::Slot slot{d, a, b};

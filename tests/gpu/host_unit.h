@@ -75,6 +75,8 @@ class Unit {
            Where where = Where::current());
   void mma_first(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                  Where where = Where::current());
+  void mma_onto(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4],
+                Where where = Where::current());
   void wait_for_inputs() {}
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                Where where = Where::current());
@@ -251,7 +253,7 @@ struct Grid {
   int threads;
   int64_t blocks;
   size_t shared_bytes;
-  int arch;        // that it asks for, or 0
+  int arch;        // that it asks for or adapts to, or 0
   int min_blocks;  // of a multiprocessor, or 0
   std::vector<char> params;
   void (*kernel)(Unit&, const void* params, void* shared);
@@ -282,11 +284,13 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
   const auto* bytes = reinterpret_cast<const char*>(&params);
   int min_blocks = 0;
   if constexpr (requires { Kernel::kMinBlocks; }) min_blocks = Kernel::kMinBlocks;
+  int arch_asked = required_arch<Kernel>();
+  if constexpr (requires { Kernel::kAdapts; }) arch_asked = arch();
   return {Kernel::kName,
           threads,
           blocks,
           shared,
-          required_arch<Kernel>(),
+          arch_asked,
           min_blocks,
           {bytes, bytes + sizeof(Params)},
           [](Unit& unit, const void* own, void* memory) {

@@ -3,6 +3,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/matmul_cases.h"
+#include "gpu/hopper_device.h"
 #include "gpu/mutations.h"
 #include "gpu/paths.h"
 #include "gpu/shared_bytes.h"
@@ -353,6 +354,46 @@ TEST("every barrier matters") {
       return right;
     });
   }
+}
+
+// One to five places a slice, the first and the last of which may be half full; units that a
+// block's warps share tokens of, and a last block that has fewer; one slice.
+TEST("on Hopper weights come by other copies and have the same bits") {
+  std::mt19937 random(21);
+  const auto check = [&](DType dtype, int64_t rows, int64_t cols) {
+    const GpuWeight weight(dtype, rows, cols, random);
+    const GpuOperand x(Arithmetic::bf16, 33, cols, normals(33 * cols, random));
+    for (const int64_t n : {1, 3, 11, 33}) {
+      const std::vector<float> expected = product(x.slice(0, n), weight.view());
+      const OnHopper machine;
+      CHECK(same_bits(product(x.slice(0, n), weight.view()), expected));
+    }
+  };
+  for (const DType dtype : matmul_types()) {
+    if (dtype != DType::f32) check(dtype, 45, 256 * 5);
+    if (!kEveryValue) return;
+  }
+  for (const DType dtype : {DType::q4_k, DType::q8_0, DType::bf16}) check(dtype, 20, 256 * 21);
+  for (const DType dtype : {DType::q4_0, DType::bf16}) check(dtype, 600, 64);
+}
+
+TEST("on Hopper every barrier matters") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("this build detects no races");
+  }
+  const OnHopper machine;
+  std::mt19937 random(22);
+  // Of the first one two units share tokens.
+  const GpuWeight weight(DType::q8_0, 60, 64 * 10, random);
+  const GpuWeight one(DType::q4_k, 20, 64 * 80, random);
+  const GpuOperand x(Arithmetic::bf16, 11, 64 * 10, normals(11 * 64 * 10, random));
+  const GpuOperand y(Arithmetic::bf16, 2, 64 * 80, normals(2 * 64 * 80, random));
+  const std::vector<float> right = product(x.view, weight.view());
+  const std::vector<float> right_one = product(y.view, one.view());
+  expect_every_barrier_matters([&] {
+    return same_bits(product(x.view, weight.view()), right) &&
+           same_bits(product(y.view, one.view()), right_one);
+  });
 }
 
 TEST("no tokens, and what no kernel fits") {

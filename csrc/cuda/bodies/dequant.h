@@ -150,12 +150,12 @@ struct Quants<ops::QuantBits::u8> {
   }
 };
 
-// What fragments of quants hold beyond q - zero. Where there are minima the sum of the activations
-// is at hand, and 128 times it is taken away with them: one instruction less for two weights, and
-// sums whose roundings are relative to weights of 128 scales more, 2^-24 of which is still nothing
-// next to the rounding of activations to bfloat16.
+// What fragments of quants hold beyond q - zero: 128 + q are the bytes as they are spread, and the
+// tensor cores take the rest away as a product with the sum of the activations, which a row of ones
+// makes for all rows. So sums have roundings relative to weights of 128 scales more, 2^-24 of which
+// is still nothing next to the rounding of activations to bfloat16.
 constexpr int quant_offset(const ops::PackedFormat& format) {
-  return format.has_min ? 128 : 0;
+  return format.bits == ops::QuantBits::u8 ? 0 : 128 + format.zero;
 }
 
 // A lane's weights of a superblock, or half of a dense one, as they lie in memory. fragment<kPart>(
@@ -172,7 +172,7 @@ struct WeightFragments {
     quants.load({group + t * 64 + quad * 16, group + kHigh + quad * 16}, kLineStep);
   }
 
-  // (128 + q) - (128 + zero): integers up to 256 are exact in bfloat16.
+  // Integers up to 256 are exact in bfloat16.
   template <int kPart, class Unit>
   EFFINFER_DEVICE void fragment(Unit& unit, int step, int pair, int t, uint32_t (&a)[4]) const {
     if constexpr (kFormat.bits == ops::QuantBits::u8) {
@@ -189,16 +189,11 @@ struct WeightFragments {
         a[2 + i] = unit.fma_bf16x2(spread<true>(unit, less), kMinusOne, spread<true>(unit, low));
       }
     } else {
-      constexpr int kLess = quant_offset(kFormat) - 128 - kFormat.zero;
       EFFINFER_UNROLL
       for (int i = 0; i < 2; ++i) {
         const uint32_t bytes = quants.bytes(step, 2 * pair + i, t);
         a[i] = spread<false>(unit, bytes);
         a[2 + i] = spread<true>(unit, bytes);
-        if constexpr (kLess != 0) {
-          a[i] = unit.fma_bf16x2(a[i], bf16_pair(1), bf16_pair(kLess));
-          a[2 + i] = unit.fma_bf16x2(a[2 + i], bf16_pair(1), bf16_pair(kLess));
-        }
       }
     }
   }

@@ -11,9 +11,10 @@ namespace effinfer::cuda {
 constexpr int stream_sum_bytes(int tokens) {
   return tokens * kStreamRows * static_cast<int>(sizeof(float));
 }
-constexpr int stream_warp_bytes(const FeedLayout& layout, int tokens, int rounds) {
-  const int sums = FeedLayout::kBarrierBytes + stream_sum_bytes(tokens);
-  return (layout.bytes > sums ? layout.bytes : sums) + (rounds - 1) * stream_sum_bytes(tokens);
+constexpr int stream_warp_bytes(const PieceLayout& piece, int places, int tokens, int rounds) {
+  const int sums = kBarrierBytes + stream_sum_bytes(tokens);
+  const int feed = feed_bytes(piece, places);
+  return (feed > sums ? feed : sums) + (rounds - 1) * stream_sum_bytes(tokens);
 }
 
 // How much there is of it depends on the launch.
@@ -22,6 +23,9 @@ struct StreamShared {
 
   EFFINFER_DEVICE uint8_t* warp(const StreamParams& p, int warp) {
     return reinterpret_cast<uint8_t*>(this) + warp * p.warp_bytes;
+  }
+  EFFINFER_DEVICE uint8_t* tokens(const StreamParams& p, int warps, int slice) {
+    return reinterpret_cast<uint8_t*>(this) + warps * p.warp_bytes + slice * p.token_bytes;
   }
 };
 
@@ -59,6 +63,7 @@ struct StreamMatmul {
   static constexpr int kThreads = kMostWarps * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr bool kWaitsItself = true;
+  static constexpr bool kAdapts = true;
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kSlotRounds = kRounds;
   static_assert(kRounds == 1 || kRounds == 2);
@@ -67,7 +72,10 @@ struct StreamMatmul {
   using Product = StreamProduct<kFormat, kTiles>;
 
   static constexpr int warp_bytes(int places, int tokens) {
-    return stream_warp_bytes(Product::layout(places, tokens), tokens, kRounds);
+    return stream_warp_bytes(Product::layout(), places, tokens, kRounds);
+  }
+  static constexpr int slice_bytes(int places, int tokens) {
+    return token_bytes(Product::layout(), places, tokens);
   }
 
   template <class Unit>
@@ -132,10 +140,26 @@ struct StreamMatmul {
     StreamSums<kTiles> sums = {};
     const uint8_t* const groups[2] = {group_of(p, *place.part, mine, 0),
                                       group_of(p, *place.part, mine, 1)};
-    Product::run(unit, p, groups, p.header_bytes, p.x + place.first_token * p.x_row_bytes, place.num_tokens, first, last,
-                 shared.warp(p, slot / kRounds), state, sums);
-    unit.sync_warp();  // all have read their last place
+    const StreamMemory memory = {
+        shared.warp(p, slot / kRounds),
+        shared.tokens(p, p.slots / kRounds, slice / kRounds),
+        team_of(p, place, mine, slice)};
+    Product::run(unit, p, groups, p.header_bytes,
+                 {p.x + place.first_token * p.x_row_bytes, place.num_tokens}, first, last, memory,
+                 state, sums);
+    memory.team.sync(unit);  // all have read their last place
     store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));
+  }
+
+  // Each unit of the block has a warp with this slice in this round, but where there is one slice
+  // every other unit.
+  EFFINFER_DEVICE static Team team_of(const Params& p, const Place& place, int mine, int slice) {
+    const StreamPart& part = *place.part;
+    const int stride = part.slice_bits == 0 ? kRounds : 1;
+    const int left = part.units - place.first_unit;
+    const int units = left < units_of(p, part) ? left : units_of(p, part);
+    const int index = mine - place.first_unit;
+    return {index / stride, (units - index % stride + stride - 1) / stride, slice + 1};
   }
 
   EFFINFER_DEVICE static StreamRow* sums_of(const Params& p, Shared& shared, int slot) {
@@ -143,7 +167,7 @@ struct StreamMatmul {
     if (kRounds > 1 && slot % kRounds == 0) {
       memory += p.warp_bytes - stream_sum_bytes(p.block_tokens);
     } else {
-      memory += FeedLayout::kBarrierBytes;
+      memory += kBarrierBytes;
     }
     return reinterpret_cast<StreamRow*>(memory);
   }

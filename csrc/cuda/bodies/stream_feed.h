@@ -1,19 +1,22 @@
-// How weights and activations come to a warp of stream_matmul.h: through its own part of the
-// block's shared memory. A warp multiplies a *piece* at a time: a superblock of its 32 rows, of
-// dense weights half of one. Its memory, in bytes from the first:
+// How weights and activations come to a warp of stream_matmul.h: through shared memory. A warp
+// multiplies a *piece* at a time: a superblock of its 32 rows, of dense weights half of one. What
+// comes at once is a *place*: one piece, or two where they are small. A warp's own memory, in bytes
+// from the first:
 //
 //   barriers   an Mbarrier for each place, where the GPU has them
-//   weights    [place][half of the lanes][piece of the place] the bytes of a row group, as they lie
-//              in memory: k goes on, so that what comes is one run of bytes
-//   tokens     [place][piece of the place][token] 32 bytes a step, of as many tokens as the block
-//              has; step s lies at s ^ token % 4 (of two steps: s ^ token / 2 % 2), so that the 32
-//              lanes' reads of 8 bytes, of 8 tokens each, meet all banks evenly
-//   zeros      a token's piece, for tokens that are none
+//   weights    [place][half of the lanes][piece] the bytes of a row group, as they lie in memory: k
+//              goes on, so that what comes is one run of bytes
+//
+// and of the block's warps with the same slice of k, which are a *team*, [place][token] the
+// activations of a place, 32 bytes a step, of as many tokens as the block has; step s lies at
+// s ^ token % 8, % 4 or token / 2 % 2, by their number, so that the 32 lanes' reads of 8 bytes, of 8
+// tokens each, meet all banks evenly. Behind them are zeros, for tokens that are none.
 //
 // Who copies: on Hopper one lane asks for all of a place's weights with one copy for each group,
 // and nobody spends an instruction on their addresses. Elsewhere lanes copy 16 bytes each, in
-// groups of copies that are counted. Loads into registers would be waited for together: a warp has
-// six counters for them, and ptxas gives all pieces under way the same one.
+// groups of copies that are counted; so do the warps of a team for tokens, each its share. (Loads
+// into registers would be waited for together: a warp has six counters for them, and ptxas gives
+// all pieces under way the same one.)
 #pragma once
 
 #include <cstdint>
@@ -35,9 +38,8 @@ struct PieceLayout {
   int hold;         // pieces of a place: 2 where they are small and few tokens share the memory
 
   constexpr int parts() const { return 4 / steps; }  // pieces of a superblock
-  constexpr int token_bytes() const { return steps * 32; }
   constexpr int place_bytes() const { return hold * 2 * group_bytes; }
-  constexpr int place_tokens(int tokens) const { return hold * tokens * token_bytes(); }
+  constexpr int token_bytes() const { return hold * steps * 32; }  // of one in a place
 };
 
 constexpr PieceLayout piece_layout(const ops::PackedFormat& format, int tiles) {
@@ -46,23 +48,32 @@ constexpr PieceLayout piece_layout(const ops::PackedFormat& format, int tiles) {
   return {steps, bytes, tiles == 1 && bytes <= 640 ? 2 : 1};
 }
 
-// How a warp's memory is divided.
-struct FeedLayout {
-  static constexpr int kBarrierBytes = 64;
-  static_assert(kMostPlaces * sizeof(Mbarrier) <= kBarrierBytes);
+inline constexpr int kBarrierBytes = 64;
+static_assert(kMostPlaces * sizeof(Mbarrier) <= kBarrierBytes);
 
-  int places;
-  int tokens_from;  // in bytes
-  int token_place;  // bytes
-  int zeros_from;
-  int bytes;
+// Of a warp, and of a team's tokens with their zeros.
+constexpr int feed_bytes(const PieceLayout& piece, int places) {
+  return kBarrierBytes + places * piece.place_bytes();
+}
+constexpr int token_bytes(const PieceLayout& piece, int places, int tokens) {
+  return (places * tokens + 1) * piece.token_bytes();
+}
 
-  EFFINFER_DEVICE constexpr FeedLayout(const PieceLayout& piece, int num_places, int tokens)
-      : places(num_places),
-        tokens_from(kBarrierBytes + num_places * piece.place_bytes()),
-        token_place(piece.place_tokens(tokens)),
-        zeros_from(tokens_from + num_places * token_place),
-        bytes(zeros_from + piece.token_bytes()) {}
+// The warps of a block that multiply the same k with tokens that they share.
+struct Team {
+  int rank;
+  int size;
+  int id;  // of its barrier
+
+  // All have read what is copied over from now on, and all copies that were waited for are there.
+  template <class Unit>
+  EFFINFER_DEVICE void sync(Unit& unit) const {
+    if (size > 1) {
+      unit.sync_some(id, size * kWarp);
+    } else {
+      unit.sync_warp();
+    }
+  }
 };
 
 // What is left of a warp's ring from one of its slices of k to the next.
@@ -78,6 +89,7 @@ struct PieceCut {
   int next;
   int last;
 
+  // None where all are taken.
   EFFINFER_DEVICE int take() {
     const int left = last - next;
     int count = kHold - next % kHold;
@@ -90,70 +102,78 @@ struct PieceCut {
 
 // What a lane copies of the activations of tokens x[0 .. count), 16 bytes of each few of them, and
 // what it multiplies: four k of a token in each step.
-template <int kTiles, int kSteps>
+template <int kTiles, int kSteps, int kHold>
 class TokenCopies {
  public:
+  static constexpr int kBytes = kHold * kSteps * 32;  // of a token in a place
+
   template <class Unit>
-  EFFINFER_DEVICE TokenCopies(const Unit& unit, const uint8_t* x, int64_t row_bytes, int count,
-                              int first)
-      : next_rows_(static_cast<int32_t>(kRows * row_bytes)) {
-    const int token = unit.lane / kQuads;
-    const int quad = unit.lane % kQuads;
-    from_ = x + first * kBytes + token * row_bytes + quad * 16;
-    to_ = token * kBytes + (quad / 2 ^ turn(token)) * 32 + quad % 2 * 16;
-    rounds_ = count > token ? (count - token + kRows - 1) / kRows : 0;
+  EFFINFER_DEVICE TokenCopies(const Unit& unit, const Team& team, const uint8_t* x,
+                              int64_t row_bytes, int count, int first)
+      : step_(team.size * kRows), count_(count), row_bytes_(row_bytes) {
+    token_ = team.rank * kRows + unit.lane / kQuads;
+    quad_ = unit.lane % kQuads;
+    from_ = x + first * (kSteps * 32) + quad_ * 16;
   }
 
-  // Puts those of the next pieces on their way, `bytes` apart.
-  template <int kPieces, class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens, int bytes, int pieces) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < kPieces; ++i) {
-      EFFINFER_UNROLL
-      for (int round = 0; round < kRounds; ++round) {
-        unit.copy_async_if(round < rounds_ && i < pieces,
-                           tokens + i * bytes + to_ + round * (kRows * kBytes),
-                           from_ + i * kBytes + round * int64_t{next_rows_});
-      }
-    }
-    from_ += pieces * kBytes;
-  }
-
-  // The next piece at once: a copy on its way is waited for with all that were before it.
+  // Puts those of the next `pieces` on their way.
   template <class Unit>
-  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens) {
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens, int pieces) {
+    const bool mine = quad_ < pieces * (kQuads / kHold);
     EFFINFER_NO_UNROLL
-    for (int round = 0; round < rounds_; ++round) {
-      *reinterpret_cast<Quad*>(tokens + to_ + round * (kRows * kBytes)) =
-          unit.load_written(reinterpret_cast<const Quad*>(from_ + round * int64_t{next_rows_}));
+    for (int token = token_; token - unit.lane / kQuads < count_; token += step_) {
+      unit.copy_async_if(mine && token < count_, tokens + place_of(token, quad_),
+                         from_ + token * row_bytes_);
     }
-    from_ += kBytes;
+    from_ += pieces * (kSteps * 32);
+  }
+
+  // The same at once: a copy on its way is waited for with all that were before it.
+  template <class Unit>
+  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens, int pieces) {
+    const bool mine = quad_ < pieces * (kQuads / kHold);
+    EFFINFER_NO_UNROLL
+    for (int token = token_; mine && token < count_; token += step_) {
+      *reinterpret_cast<Quad*>(tokens + place_of(token, quad_)) =
+          unit.load_written(reinterpret_cast<const Quad*>(from_ + token * row_bytes_));
+    }
+    from_ += pieces * (kSteps * 32);
   }
 
   // How the steps of a token are moved about.
-  EFFINFER_DEVICE static int turn(int token) { return kSteps == 4 ? token % 4 : token / 2 % 2; }
+  EFFINFER_DEVICE static int turn(int token) {
+    constexpr int kAll = kHold * kSteps;
+    return kAll == 8 ? token % 8 : kAll == 4 ? token % 4 : token / 2 % 2;
+  }
 
  private:
-  static constexpr int kBytes = kSteps * 32;  // of a token in a piece
   static constexpr int kQuads = kBytes / 16;
-  static constexpr int kRows = kWarp / kQuads;  // a round's tokens, of one turn
-  static constexpr int kRounds = kTiles * kTileTokens / kRows;
+  static constexpr int kRows = kWarp / kQuads;  // tokens of a warp's round
+  static_assert(kTiles * kTileTokens >= kRows);
 
-  const uint8_t* from_;  // in the next piece's k
-  int32_t next_rows_;
-  int to_;
-  int rounds_;  // that have a token
+  EFFINFER_DEVICE static int place_of(int token, int quad) {
+    return token * kBytes + (quad / 2 ^ turn(token)) * 32 + quad % 2 * 16;
+  }
+
+  const uint8_t* from_;  // in the next place's k of the first token
+  int token_;            // of the first round
+  int quad_;
+  int step_;
+  int count_;
+  int64_t row_bytes_;
 };
 
-// What both feeds are made with: row groups, of which each half of the lanes has one, the tokens,
-// and pieces [first, last) of k.
+// What both feeds are made with: row groups, of which each half of the lanes has one, pieces
+// [first, last) of k, and the memory of the warp and of its team's tokens.
 struct FeedSource {
   const uint8_t* groups[2];  // first superblocks
-  const uint8_t* x;
-  int64_t x_row_bytes;
-  int count;  // of tokens
   int first;
   int last;
+  uint8_t* memory;
+  uint8_t* tokens;
+  int token_place;  // bytes
+  int places;
+  Team team;
 };
 
 // Of bulk copies, once before all feeds of a warp.
@@ -168,48 +188,45 @@ EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory, int places) {
 template <ops::PackedFormat kFormat, int kTiles>
 class BulkFeed {
   static constexpr PieceLayout kPiece = piece_layout(kFormat, kTiles);
-  static constexpr int kSteps = kPiece.steps;
   static constexpr int kGroupBytes = kPiece.group_bytes;
   static constexpr int kHold = kPiece.hold;
-  static constexpr int kTokenBytes = kPiece.token_bytes();
   static constexpr int kPlaceBytes = kPiece.place_bytes();
 
  public:
+  using Tokens = TokenCopies<kTiles, kPiece.steps, kHold>;
+
   template <class Unit>
-  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source, const FeedLayout& layout,
-                           uint8_t* memory, FeedState& state)
-      : layout_(layout),
-        memory_(memory),
-        state_(state),
-        asked_{source.first, source.last},
-        token_cut_{source.first, source.last},
-        to_(state.place) {
-    for (int half = 0; half < 2; ++half) {
-      from_[half] = source.groups[half] + int64_t{source.first} * kGroupBytes;
-    }
+  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source, FeedState& state)
+      : source_(source), state_(state), asked_{source.first, source.last}, to_(state.place) {
     EFFINFER_NO_UNROLL
     for (int i = 0; i < kBulkPlaces - 1; ++i) fetch(unit);
   }
 
   // After wait_for_inputs().
   template <class Unit>
-  EFFINFER_DEVICE void start_tokens(Unit& unit, TokenCopies<kTiles, kSteps>& tokens, int) {
-    token_to_ = state_.place;
+  EFFINFER_DEVICE void start_tokens(Unit& unit, Tokens& tokens) {
+    PieceCut<kHold> cut{source_.first, source_.last};
+    int to = state_.place;
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < kBulkPlaces - 1; ++i) fetch_tokens(unit, tokens);
+    for (int i = 0; i < kBulkPlaces - 1; ++i) {
+      tokens.fetch(unit, source_.tokens + to * source_.token_place, cut.take());
+      unit.commit();
+      advance(to);
+    }
   }
 
   // Waits for the next place and asks for another one.
   template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, TokenCopies<kTiles, kSteps>& tokens) {
+  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
     const int place = state_.place;
-    weights = memory_ + FeedLayout::kBarrierBytes + place * kPlaceBytes +
+    weights = source_.memory + kBarrierBytes + place * kPlaceBytes +
               unit.lane / 16 * (kHold * kGroupBytes);
-    of_tokens = memory_ + layout_.tokens_from + place * layout_.token_place;
+    of_tokens = source_.tokens + place * source_.token_place;
     unit.template wait<kBulkPlaces - 2>();
-    unit.sync_warp();  // for all lanes, and all have read what the next copies replace
-    fetch(unit);
-    fetch_tokens(unit, tokens);
+    source_.team.sync(unit);
+    uint8_t* const to = source_.tokens + to_ * source_.token_place;
+    tokens.fetch(unit, to, fetch(unit));
+    unit.commit();
     unit.barrier_wait(barriers()[place], state_.parity);
     advance(state_.place);
     if (state_.place == 0) state_.parity ^= 1;
@@ -219,45 +236,34 @@ class BulkFeed {
   const uint8_t* of_tokens = nullptr;
 
  private:
-  EFFINFER_DEVICE Mbarrier* barriers() const { return reinterpret_cast<Mbarrier*>(memory_); }
+  EFFINFER_DEVICE Mbarrier* barriers() const {
+    return reinterpret_cast<Mbarrier*>(source_.memory);
+  }
   EFFINFER_DEVICE static void advance(int& place) {
     if (++place == kBulkPlaces) place = 0;
   }
 
+  // Returns how many pieces are on their way, which may be none.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit) {
-    if (asked_.is_over()) return;
-    const int bytes = asked_.take() * kGroupBytes;
-    if (unit.lane == 0) {
+  EFFINFER_DEVICE int fetch(Unit& unit) {
+    const int64_t from = int64_t{asked_.next} * kGroupBytes;
+    const int pieces = asked_.take();
+    const int bytes = pieces * kGroupBytes;
+    if (unit.lane == 0 && pieces > 0) {
       Mbarrier& barrier = barriers()[to_];
-      uint8_t* to = memory_ + FeedLayout::kBarrierBytes + to_ * kPlaceBytes;
+      uint8_t* to = source_.memory + kBarrierBytes + to_ * kPlaceBytes;
       unit.barrier_arrive_expect(barrier, 2 * bytes);
-      unit.copy_bulk(to, from_[0], bytes, barrier);
-      unit.copy_bulk(to + kHold * kGroupBytes, from_[1], bytes, barrier);
+      unit.copy_bulk(to, source_.groups[0] + from, bytes, barrier);
+      unit.copy_bulk(to + kHold * kGroupBytes, source_.groups[1] + from, bytes, barrier);
     }
-    from_[0] += bytes;
-    from_[1] += bytes;
     advance(to_);
+    return pieces;
   }
 
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_tokens(Unit& unit, TokenCopies<kTiles, kSteps>& tokens) {
-    if (!token_cut_.is_over()) {
-      uint8_t* to = memory_ + layout_.tokens_from + token_to_ * layout_.token_place;
-      tokens.template fetch<kHold>(unit, to, layout_.token_place / kHold, token_cut_.take());
-      advance(token_to_);
-    }
-    unit.commit();
-  }
-
-  const FeedLayout& layout_;
-  uint8_t* memory_;
+  const FeedSource& source_;
   FeedState& state_;
-  const uint8_t* from_[2];
   PieceCut<kHold> asked_;
-  PieceCut<kHold> token_cut_;
   int to_;  // place of the next copies
-  int token_to_ = 0;
 };
 
 // The oldest of `ahead` groups of copies under way is there. Instructions take a constant.
@@ -279,48 +285,43 @@ EFFINFER_DEVICE void wait_for_oldest(Unit& unit, int ahead) {
 template <ops::PackedFormat kFormat, int kTiles>
 class LaneFeed {
   static constexpr PieceLayout kPiece = piece_layout(kFormat, kTiles);
-  static constexpr int kSteps = kPiece.steps;
   static constexpr int kGroupBytes = kPiece.group_bytes;
   static constexpr int kHold = kPiece.hold;
   static constexpr int kPlaceBytes = kPiece.place_bytes();
 
  public:
+  using Tokens = TokenCopies<kTiles, kPiece.steps, kHold>;
+
   template <class Unit>
-  EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source, const FeedLayout& layout,
-                           uint8_t* memory, FeedState&)
-      : layout_(layout),
-        memory_(memory),
-        from_(source.groups[unit.lane / 16] + int64_t{source.first} * kGroupBytes +
-              unit.lane % 16 * 16),
-        asked_{source.first, source.last} {
+  EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source, FeedState&)
+      : source_(source), asked_{source.first, source.last} {
+    const uint8_t* group = unit.lane < kWarp / 2 ? source.groups[0] : source.groups[1];
+    from_ = group + int64_t{source.first} * kGroupBytes + unit.lane % 16 * 16;
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < layout.places - 1; ++i) {
+    for (int i = 0; i < source.places - 1; ++i) {
       fetch(unit);
       unit.commit();
     }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void start_tokens(Unit& unit, TokenCopies<kTiles, kSteps>& tokens, int first) {
-    PieceCut<kHold> cut{first, asked_.last};
-    for (int place = 0; place < layout_.places - 1 && !cut.is_over(); ++place) {
-      const int pieces = cut.take();
-      EFFINFER_NO_UNROLL
-      for (int i = 0; i < pieces; ++i) tokens.fetch_now(unit, tokens_of(place, i));
+  EFFINFER_DEVICE void start_tokens(Unit& unit, Tokens& tokens) {
+    PieceCut<kHold> cut{source_.first, source_.last};
+    for (int place = 0; place < source_.places - 1; ++place) {
+      tokens.fetch_now(unit, source_.tokens + place * source_.token_place, cut.take());
     }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, TokenCopies<kTiles, kSteps>& tokens) {
+  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
     weights = weights_of(unit, place_);
-    of_tokens = tokens_of(place_, 0);
-    wait_for_oldest(unit, layout_.places - 1);
-    unit.sync_warp();  // for all lanes, and all have read what the next copies replace
-    const int to = to_;
-    const int pieces = fetch(unit);
-    tokens.template fetch<kHold>(unit, tokens_of(to, 0), layout_.token_place / kHold, pieces);
+    of_tokens = source_.tokens + place_ * source_.token_place;
+    wait_for_oldest(unit, source_.places - 1);
+    source_.team.sync(unit);
+    uint8_t* const to = source_.tokens + to_ * source_.token_place;
+    tokens.fetch(unit, to, fetch(unit));
     unit.commit();
-    if (++place_ == layout_.places) place_ = 0;
+    if (++place_ == source_.places) place_ = 0;
   }
 
   const uint8_t* weights = nullptr;  // of the lane's group
@@ -329,18 +330,13 @@ class LaneFeed {
  private:
   template <class Unit>
   EFFINFER_DEVICE uint8_t* weights_of(Unit& unit, int place) const {
-    return memory_ + FeedLayout::kBarrierBytes + place * kPlaceBytes +
+    return source_.memory + kBarrierBytes + place * kPlaceBytes +
            unit.lane / 16 * (kHold * kGroupBytes);
   }
-  EFFINFER_DEVICE uint8_t* tokens_of(int place, int piece) const {
-    return memory_ + layout_.tokens_from + place * layout_.token_place +
-           piece * (layout_.token_place / kHold);
-  }
 
-  // Half of the lanes have a group. Returns the pieces of the place.
+  // Half of the lanes have a group. Returns how many pieces are on their way.
   template <class Unit>
   EFFINFER_DEVICE int fetch(Unit& unit) {
-    if (asked_.is_over()) return 0;
     const int pieces = asked_.take();
     uint8_t* to = weights_of(unit, to_) + unit.lane % 16 * 16;
     const int bytes = pieces * kGroupBytes - unit.lane % 16 * 16;
@@ -349,12 +345,11 @@ class LaneFeed {
       unit.copy_async_if(at < bytes, to + at, from_ + at);
     }
     from_ += pieces * kGroupBytes;
-    if (++to_ == layout_.places) to_ = 0;
+    if (++to_ == source_.places) to_ = 0;
     return pieces;
   }
 
-  const FeedLayout& layout_;
-  uint8_t* memory_;
+  const FeedSource& source_;
   const uint8_t* from_;
   PieceCut<kHold> asked_;
   int to_ = 0;

@@ -7,7 +7,8 @@
 // summed in float32 by the tensor cores, which multiply integers and bfloat16 exactly, then scaled
 // and added in float32 in the order of k; the slices' sums are added in their order, of 16 first
 // each two. Minima multiply the sum of a block's activations, which is one more product, with a row
-// of ones.
+// of ones; where there are none that product takes away what the integers are too large
+// (quant_offset()), and is what their sums begin with.
 //
 // Tokens go in tiles of 8, the columns of a product. A kernel has 1, 2 or 4 tiles, and each of its
 // sums is made by the same operations for all: a token's bits do not depend on how many there are,
@@ -52,6 +53,7 @@ struct StreamParams {
   int32_t block_tokens = 0;      // at most, of one of them
   int32_t places = 0;            // of a warp
   int32_t warp_bytes = 0;        // of shared memory
+  int32_t token_bytes = 0;       // of a slice's tokens, behind all warps'
   int32_t slots = 0;             // of a block: a power of two
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
@@ -86,6 +88,19 @@ struct StreamSums {
   float values[kTiles][2][4];
 };
 
+// Activations of a block.
+struct StreamTokens {
+  const uint8_t* first;
+  int count;
+};
+
+// Of a warp and its team.
+struct StreamMemory {
+  uint8_t* warp;
+  uint8_t* tokens;
+  Team team;
+};
+
 // The inner loop, of weights of one format.
 template <ops::PackedFormat kFormat, int kTiles>
 struct StreamProduct {
@@ -95,58 +110,57 @@ struct StreamProduct {
   static constexpr int kParts = kPiece.parts();
   static constexpr int kHold = kPiece.hold;
   static constexpr int kGroupBytes = kPiece.group_bytes;
-  static constexpr int kTokenBytes = kPiece.token_bytes();
   static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
-  using Tokens = TokenCopies<kTiles, kSteps>;
+  using Tokens = TokenCopies<kTiles, kSteps, kHold>;
   using Weights = WeightFragments<kFormat>;
   struct NoScales {};
   using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat>>;
   using Header = HeaderRow<kFormat>;
   using Factors = HeaderFactors<kFormat>;
 
-  static constexpr FeedLayout layout(int places, int tokens) {
-    return FeedLayout(piece_layout(kFormat, kTiles), places, tokens);
-  }
+  static constexpr PieceLayout layout() { return piece_layout(kFormat, kTiles); }
 
   // Adds superblocks [first, last) of two row groups, one of each half of the lanes, to `sums`,
-  // times tokens x[0 .. count). `memory` is the warp's, which `state` is of.
+  // times the tokens.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p,
-                                  const uint8_t* const (&groups)[2], int64_t header_bytes,
-                                  const uint8_t* x, int count, int first, int last,
-                                  uint8_t* memory, FeedState& state, StreamSums<kTiles>& sums) {
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* const (&groups)[2],
+                                  int64_t header_bytes, const StreamTokens& x, int first, int last,
+                                  const StreamMemory& memory, FeedState& state,
+                                  StreamSums<kTiles>& sums) {
     const FeedSource source = {{groups[0] + header_bytes, groups[1] + header_bytes},
-                               x,
-                               p.x_row_bytes,
-                               count,
                                first * kParts,
-                               last * kParts};
-    const uint8_t* const header = groups[unit.lane / 16] + unit.lane / 4 % 4 * 8;
+                               last * kParts,
+                               memory.warp,
+                               memory.tokens,
+                               p.block_tokens * Tokens::kBytes,
+                               p.places,
+                               memory.team};
+    const uint8_t* const group = unit.lane < kWarp / 2 ? groups[0] : groups[1];
     if (unit.has_bulk_copies()) {
-      run<BulkFeed<kFormat, kTiles>>(unit, p, source, header, memory, state, sums);
+      run<BulkFeed<kFormat, kTiles>>(unit, p, source, group, x, state, sums);
     } else {
-      run<LaneFeed<kFormat, kTiles>>(unit, p, source, header, memory, state, sums);
+      run<LaneFeed<kFormat, kTiles>>(unit, p, source, group, x, state, sums);
     }
   }
 
  private:
   template <class Feed, class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const FeedSource& source,
-                                  const uint8_t* header, uint8_t* memory, FeedState& state,
+                                  const uint8_t* group, const StreamTokens& x, FeedState& state,
                                   StreamSums<kTiles>& sums) {
-    const FeedLayout layout(piece_layout(kFormat, kTiles), p.places, p.block_tokens);
-    Feed feed(unit, source, layout, memory, state);
+    if (source.first >= source.last) return;
+    Feed feed(unit, source, state);
+    const uint8_t* const header = group + unit.lane / 4 % 4 * 8;
     Header next = {};
-    if (source.first < source.last) {
-      next.load(unit, header, p.header_row_bytes, source.first / kParts);
-    }
-    if (unit.lane < kTokenBytes / 16) {
-      reinterpret_cast<Quad*>(memory + layout.zeros_from)[unit.lane] = {};
+    next.load(unit, header, p.header_row_bytes, source.first / kParts);
+    uint8_t* const zeros = source.tokens + source.places * source.token_place;
+    if (source.team.rank == 0 && unit.lane < Tokens::kBytes / 16) {
+      reinterpret_cast<Quad*>(zeros)[unit.lane] = {};
     }
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
-    Tokens tokens(unit, source.x, source.x_row_bytes, source.count, source.first);
-    feed.start_tokens(unit, tokens, source.first);
+    Tokens tokens(unit, source.team, x.first, p.x_row_bytes, x.count, source.first);
+    feed.start_tokens(unit, tokens);
     PieceCut<kHold> cut{source.first, source.last};
     EFFINFER_NO_UNROLL
     while (!cut.is_over()) {
@@ -154,13 +168,10 @@ struct StreamProduct {
       const Factors factors(unit, next);
       const int pieces = cut.take();
       if (!cut.is_over()) next.load(unit, header, p.header_row_bytes, cut.next / kParts);
-      const uint8_t* weights = feed.weights;
-      const uint8_t* of_tokens = feed.of_tokens;
       EFFINFER_NO_UNROLL
       for (int piece = 0; piece < pieces; ++piece) {
-        multiply(unit, weights, factors, of_tokens, source.count, memory + layout.zeros_from, sums);
-        weights += kGroupBytes;
-        of_tokens += layout.token_place / kHold;
+        multiply(unit, feed.weights + piece * kGroupBytes, factors, feed.of_tokens, piece, x.count,
+                 zeros, sums);
       }
     }
   }
@@ -177,19 +188,21 @@ struct StreamProduct {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* group, const Factors& factors,
-                                       const uint8_t* of_tokens, int count, const uint8_t* zeros,
-                                       StreamSums<kTiles>& sums) {
+                                       const uint8_t* of_tokens, int piece, int count,
+                                       const uint8_t* zeros, StreamSums<kTiles>& sums) {
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     Weights weights;
     weights.load(group, t, g % 4);
     Scales scales;
     if constexpr (!kDense) scales.load(group + ops::quant_bytes(kFormat.bits), g % 4);
+    // Where the piece's steps are turned to, but for their last bits.
+    const int turned = (piece ^ Tokens::turn(g) / kSteps) * (kSteps * 32);
     const uint8_t* tokens[kTiles];
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int token = tile * kTileTokens + g;
-      tokens[tile] = token < count ? of_tokens + token * kTokenBytes : zeros;
+      tokens[tile] = (token < count ? of_tokens + token * Tokens::kBytes : zeros) + turned;
     }
     EFFINFER_UNROLL
     for (int block = 0; block < kSteps / kBlockSteps; ++block) {
@@ -212,7 +225,7 @@ struct StreamProduct {
   // The B fragment of a step: four k of the lane's token of a tile.
   EFFINFER_DEVICE static void fragment(const uint8_t* token, int step, int g, int t,
                                        uint32_t (&b)[2]) {
-    const uint8_t* from = token + (step ^ Tokens::turn(g)) * 32 + t * 8;
+    const uint8_t* from = token + (step ^ Tokens::turn(g) % kSteps) * 32 + t * 8;
     memcpy(b, __builtin_assume_aligned(from, 8), 8);
   }
 
@@ -222,6 +235,8 @@ struct StreamProduct {
                                              const uint8_t* const (&tokens)[kTiles],
                                              StreamSums<kTiles>& sums) {
     constexpr int kParts = Weights::kParts;  // fragments of a weight
+    constexpr int kOffset = kDense ? 0 : quant_offset(kFormat);
+    constexpr bool kStartsBelow = kOffset != 0 && !kFormat.has_min;
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     uint32_t a[kBlockSteps][2][kParts][4];
@@ -242,11 +257,11 @@ struct StreamProduct {
         fragment(tokens[tile], block * kBlockSteps + s, g, t, b[s]);
       }
       float activations[4];
-      if constexpr (kFormat.has_min) {
-        constexpr uint32_t kOne = bf16_pair(1);
+      if constexpr (kOffset != 0) {
+        constexpr uint32_t kEach = bf16_pair(kFormat.has_min ? 1 : -kOffset);
         EFFINFER_UNROLL
         for (int s = 0; s < kBlockSteps; ++s) {
-          add_product(unit, s == 0, activations, {kOne, kOne, kOne, kOne}, b[s]);
+          add_product(unit, s == 0, activations, {kEach, kEach, kEach, kEach}, b[s]);
         }
       }
       EFFINFER_UNROLL
@@ -256,7 +271,11 @@ struct StreamProduct {
         for (int s = 0; s < kBlockSteps; ++s) {
           EFFINFER_UNROLL
           for (int part = 0; part < kParts; ++part) {
-            add_product(unit, s + part == 0, products, a[s][pair][part], b[s]);
+            if (kStartsBelow && s == 0) {
+              unit.mma_onto(products, a[s][pair][part], b[s], activations);
+            } else {
+              add_product(unit, s + part == 0, products, a[s][pair][part], b[s]);
+            }
           }
         }
         EFFINFER_UNROLL

@@ -19,6 +19,7 @@ struct StreamPair {
   static constexpr const char* kName = "stream_pair";
   static constexpr int kThreads = kStreamWarps * kWarp;
   static constexpr int kMinBlocks = 1;
+  static constexpr bool kAdapts = true;
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kHalf = kStreamWarps / 2;
   using Params = PairParams;
@@ -31,19 +32,19 @@ struct StreamPair {
     const int left = p.stream.tokens - first_token;
     const int count = left < most ? left : most;
     const int index = unit.block / p.stream.token_blocks;
-    multiply(unit, p, index, first_token, count, shared.warp(p.stream, unit.warp));
+    multiply(unit, p, index, first_token, count, shared);
     unit.sync();
     finish(unit, p.stream, index, first_token, count, shared);
   }
 
  private:
   EFFINFER_DEVICE static StreamRow* sums_in(uint8_t* memory) {
-    return reinterpret_cast<StreamRow*>(memory + FeedLayout::kBarrierBytes);
+    return reinterpret_cast<StreamRow*>(memory + kBarrierBytes);
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, int index, int first_token,
-                                       int count, uint8_t* memory) {
+                                       int count, Shared& shared) {
     const int half = unit.warp / kHalf;
     const int slice = unit.warp % kHalf;
     const int slice_bits = p.stream.parts[0].slice_bits;
@@ -52,16 +53,21 @@ struct StreamPair {
     const int last = p.stream.superblocks * (slice + 1) >> slice_bits;
     const MatmulWeight& weight = p.stream.parts[half].weight;
     const uint8_t* const groups[2] = {row_group(weight, 2 * index), row_group(weight, 2 * index + 1)};
+    // Formats may differ in their places, so that each warp has tokens of its own.
+    uint8_t* const own = shared.warp(p.stream, unit.warp);
+    const StreamMemory memory = {
+        own, shared.tokens(p.stream, kStreamWarps, unit.warp), {0, 1, 0}};
     StreamSums<kTiles> sums = {};
     FeedState state;
-    init_feed(unit, p.stream, memory);
+    init_feed(unit, p.stream, own);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTiles>::run(unit, p.stream, groups, p.header_bytes[half],
-                                          p.stream.x + first_token * p.stream.x_row_bytes, count,
-                                          first, last, memory, state, sums);
+      StreamProduct<kFormat, kTiles>::run(
+          unit, p.stream, groups, p.header_bytes[half],
+          {p.stream.x + first_token * p.stream.x_row_bytes, count}, first, last, memory, state,
+          sums);
     });
     unit.sync_warp();
-    store_sums(unit, sums, count, sums_in(memory));
+    store_sums(unit, sums, count, sums_in(own));
   }
 
   template <class Unit>

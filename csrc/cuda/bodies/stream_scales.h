@@ -34,10 +34,10 @@ template <ops::PackedFormat kFormat>
 struct HeaderFactors {
   using Row = HeaderRow<kFormat>;
 
-  float scale[Row::kSuper ? 4 : 1];
-  float less[Row::kSuper ? 4 : 1];
-  float minimum[Row::kHasMin ? 4 : 1];
-  float minimum_less[Row::kHasMin ? 4 : 1];
+  float scale[Row::kSuper ? 4 : 1] = {};
+  float less[Row::kSuper ? 4 : 1] = {};
+  float minimum[Row::kHasMin ? 4 : 1] = {};
+  float minimum_less[Row::kHasMin ? 4 : 1] = {};
 
   template <class Unit>
   EFFINFER_DEVICE HeaderFactors(Unit& unit, const Row& header) {
