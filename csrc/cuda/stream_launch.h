@@ -23,54 +23,70 @@ void launch_u8_dense(const ops::PackedFormat& format, StreamParams& params, Queu
 // Both weights of a GLU, of any two of the formats.
 void launch_pair(PairParams& params, Queue& queue);
 
-inline int most_places(const Queue& queue) {
-  return has_bulk_copies(queue) ? kBulkPlaces : kMostPlaces;
+// What a block is to have.
+struct StreamBlock {
+  int warps;
+  int slices;
+  int tokens;
+  int slice_pieces;  // at most
+  int64_t bytes;     // of shared memory
+};
+
+// Of shared memory. In a round each slice or every other one is multiplied.
+template <class Kernel>
+int64_t bytes_of(const FeedShape& shape, const StreamBlock& block) {
+  return block.warps * Kernel::warp_bytes(shape, block.tokens) +
+         std::max(1, block.slices / Kernel::kSlotRounds) *
+             token_bytes(Kernel::layout(), shape, block.tokens);
 }
 
-// Of a block's shared memory. In a round each slice or every other one is multiplied.
+// The first that fits: all tokens of a slice at once, and few large places, which cost fewer
+// instructions.
 template <class Kernel>
-int64_t bytes_of(int places, int warps, int slices, int tokens) {
-  return warps * Kernel::warp_bytes(places, tokens) +
-         std::max(1, slices / Kernel::kSlotRounds) * Kernel::slice_bytes(places, tokens);
-}
-
-// The places, of which one is multiplied, with which a block of so many warps and slices has at most
-// `bytes` of shared memory: as many as there may be, of bulk copies all of them; less than two are
-// none.
-template <class Kernel>
-int places_within(int64_t bytes, int warps, int slices, int tokens, const Queue& queue) {
-  const int least = has_bulk_copies(queue) ? kBulkPlaces : 2;
-  for (int places = most_places(queue); places >= least; --places) {
-    if (bytes_of<Kernel>(places, warps, slices, tokens) <= bytes) return places;
+FeedShape feed_shape(const StreamBlock& block, const Queue& queue) {
+  const bool bulk = has_bulk_copies(queue);
+  if (bulk) {
+    for (const auto& [hold, places] : {std::pair{4, 2}, {2, 3}, {1, 4}, {1, 3}}) {
+      const FeedShape shape = {places, hold, block.slice_pieces};
+      if (bytes_of<Kernel>(shape, block) <= block.bytes) return shape;
+    }
   }
-  return 0;
+  for (const int hold : {2, 1}) {
+    for (int places = kMostPlaces; places >= (bulk ? 2 : 1 + hold); --places) {
+      const FeedShape shape = {places, hold, places * hold};
+      if (bytes_of<Kernel>(shape, block) <= block.bytes) return shape;
+    }
+  }
+  return {};
 }
 
 // Launches it with so many slots a block, or says that the GPU has too little shared memory for so
 // many tokens. A multiprocessor is to hold 16 warps, but 8 of two rounds.
 template <class Kernel>
 bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
-  const int64_t most = shared_bytes_of(queue);
-  const int warps = slots / Kernel::kSlotRounds;
   const int together = kMostSlots / slots;  // blocks; the system takes 1 KB beside each
-  int slices = 1;
+  StreamBlock block = {slots / Kernel::kSlotRounds, 1, tokens, 0,
+                       (shared_bytes_of(queue) + 1024) / together - 1024};
   int64_t blocks = 0;
   for (StreamPart& part : params.parts) {
-    slices = std::max(slices, 1 << part.slice_bits);
+    if (part.units == 0) continue;
+    block.slices = std::max(block.slices, 1 << part.slice_bits);
+    block.slice_pieces = std::max(
+        block.slice_pieces, Kernel::layout().parts() *
+                                static_cast<int>(blocks_for(params.superblocks,
+                                                            int64_t{1} << part.slice_bits)));
     part.blocks = static_cast<int32_t>(blocks_for(part.units, slots >> part.slice_bits));
     blocks += part.blocks;
   }
-  const int64_t bytes = (most + 1024) / together - 1024;
-  params.places = places_within<Kernel>(bytes, warps, slices, tokens, queue);
-  if (params.places == 0) return false;
+  params.feed = feed_shape<Kernel>(block, queue);
+  if (params.feed.places == 0) return false;
   params.slots = slots;
   params.block_tokens = tokens;
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, tokens));
-  params.warp_bytes = Kernel::warp_bytes(params.places, tokens);
-  params.token_bytes = Kernel::slice_bytes(params.places, tokens);
+  params.warp_bytes = Kernel::warp_bytes(params.feed, tokens);
+  params.token_bytes = token_bytes(Kernel::layout(), params.feed, tokens);
   launch<Kernel>(params, blocks * params.token_blocks, queue,
-                 static_cast<size_t>(bytes_of<Kernel>(params.places, warps, slices, tokens)),
-                 warps * kWarp);
+                 static_cast<size_t>(bytes_of<Kernel>(params.feed, block)), block.warps * kWarp);
   return true;
 }
 

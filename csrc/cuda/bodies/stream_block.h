@@ -11,9 +11,10 @@ namespace effinfer::cuda {
 constexpr int stream_sum_bytes(int tokens) {
   return tokens * kStreamRows * static_cast<int>(sizeof(float));
 }
-constexpr int stream_warp_bytes(const PieceLayout& piece, int places, int tokens, int rounds) {
+constexpr int stream_warp_bytes(const PieceLayout& piece, const FeedShape& shape, int tokens,
+                                int rounds) {
   const int sums = kBarrierBytes + stream_sum_bytes(tokens);
-  const int feed = feed_bytes(piece, places);
+  const int feed = feed_bytes(piece, shape);
   return (feed > sums ? feed : sums) + (rounds - 1) * stream_sum_bytes(tokens);
 }
 
@@ -33,7 +34,7 @@ using StreamRow = float[kStreamRows];  // the sums of a token
 
 template <class Unit>
 EFFINFER_DEVICE void init_feed(Unit& unit, const StreamParams& p, uint8_t* memory) {
-  if (unit.has_bulk_copies()) init_barriers(unit, memory, p.places);
+  if (unit.has_bulk_copies()) init_barriers(unit, memory, p.feed.places);
 }
 
 // Moves a warp's sums of its first tokens to shared memory.
@@ -71,11 +72,9 @@ struct StreamMatmul {
   using Shared = StreamShared;
   using Product = StreamProduct<kFormat, kTiles>;
 
-  static constexpr int warp_bytes(int places, int tokens) {
-    return stream_warp_bytes(Product::layout(), places, tokens, kRounds);
-  }
-  static constexpr int slice_bytes(int places, int tokens) {
-    return token_bytes(Product::layout(), places, tokens);
+  static constexpr PieceLayout layout() { return piece_layout(kFormat); }
+  static constexpr int warp_bytes(const FeedShape& shape, int tokens) {
+    return stream_warp_bytes(layout(), shape, tokens, kRounds);
   }
 
   template <class Unit>

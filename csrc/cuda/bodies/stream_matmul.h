@@ -51,7 +51,7 @@ struct StreamParams {
   int32_t superblocks = 0;
   int32_t token_blocks = 0;
   int32_t block_tokens = 0;      // at most, of one of them
-  int32_t places = 0;            // of a warp
+  FeedShape feed;                // of a warp
   int32_t warp_bytes = 0;        // of shared memory
   int32_t token_bytes = 0;       // of a slice's tokens, behind all warps'
   int32_t slots = 0;             // of a block: a power of two
@@ -104,21 +104,18 @@ struct StreamMemory {
 // The inner loop, of weights of one format.
 template <ops::PackedFormat kFormat, int kTiles>
 struct StreamProduct {
-  static constexpr PieceLayout kPiece = piece_layout(kFormat, kTiles);
+  static constexpr PieceLayout kPiece = piece_layout(kFormat);
   static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
   static constexpr int kSteps = kPiece.steps;
   static constexpr int kParts = kPiece.parts();
-  static constexpr int kHold = kPiece.hold;
   static constexpr int kGroupBytes = kPiece.group_bytes;
   static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
-  using Tokens = TokenCopies<kTiles, kSteps, kHold>;
+  using Tokens = TokenCopies<kTiles, kSteps>;
   using Weights = WeightFragments<kFormat>;
   struct NoScales {};
   using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat>>;
   using Header = HeaderRow<kFormat>;
   using Factors = HeaderFactors<kFormat>;
-
-  static constexpr PieceLayout layout() { return piece_layout(kFormat, kTiles); }
 
   // Adds superblocks [first, last) of two row groups, one of each half of the lanes, to `sums`,
   // times the tokens.
@@ -130,10 +127,10 @@ struct StreamProduct {
     const FeedSource source = {{groups[0] + header_bytes, groups[1] + header_bytes},
                                first * kParts,
                                last * kParts,
+                               p.feed,
                                memory.warp,
-                               memory.tokens,
+                               memory.tokens + Tokens::kBytes,
                                p.block_tokens * Tokens::kBytes,
-                               p.places,
                                memory.team};
     const uint8_t* const group = unit.lane < kWarp / 2 ? groups[0] : groups[1];
     if (unit.has_bulk_copies()) {
@@ -153,7 +150,7 @@ struct StreamProduct {
     const uint8_t* const header = group + unit.lane / 4 % 4 * 8;
     Header next = {};
     next.load(unit, header, p.header_row_bytes, source.first / kParts);
-    uint8_t* const zeros = source.tokens + source.places * source.token_place;
+    uint8_t* const zeros = source.tokens - Tokens::kBytes;
     if (source.team.rank == 0 && unit.lane < Tokens::kBytes / 16) {
       reinterpret_cast<Quad*>(zeros)[unit.lane] = {};
     }
@@ -161,17 +158,20 @@ struct StreamProduct {
     unit.wait_for_inputs();
     Tokens tokens(unit, source.team, x.first, p.x_row_bytes, x.count, source.first);
     feed.start_tokens(unit, tokens);
-    PieceCut<kHold> cut{source.first, source.last};
+    // Of what quants hold too much, in registers of its own.
+    const uint32_t each = unit.opaque(bf16_pair(kFormat.has_min ? 1 : -quant_offset(kFormat)));
+    PieceCut cut = source.cut();
+    int pieces = 0;
     EFFINFER_NO_UNROLL
     while (!cut.is_over()) {
-      feed.next(unit, tokens);
+      feed.next(unit, tokens, pieces);
       const Factors factors(unit, next);
-      const int pieces = cut.take();
+      pieces = cut.take();
       if (!cut.is_over()) next.load(unit, header, p.header_row_bytes, cut.next / kParts);
       EFFINFER_NO_UNROLL
       for (int piece = 0; piece < pieces; ++piece) {
-        multiply(unit, feed.weights + piece * kGroupBytes, factors, feed.of_tokens, piece, x.count,
-                 zeros, sums);
+        multiply(unit, feed.weights + piece * kGroupBytes, factors,
+                 feed.of_tokens + piece * source.token_piece, x.count, zeros, each, sums);
       }
     }
   }
@@ -188,21 +188,19 @@ struct StreamProduct {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* group, const Factors& factors,
-                                       const uint8_t* of_tokens, int piece, int count,
-                                       const uint8_t* zeros, StreamSums<kTiles>& sums) {
+                                       const uint8_t* of_tokens, int count, const uint8_t* zeros,
+                                       uint32_t each, StreamSums<kTiles>& sums) {
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     Weights weights;
     weights.load(group, t, g % 4);
     Scales scales;
     if constexpr (!kDense) scales.load(group + ops::quant_bytes(kFormat.bits), g % 4);
-    // Where the piece's steps are turned to, but for their last bits.
-    const int turned = (piece ^ Tokens::turn(g) / kSteps) * (kSteps * 32);
     const uint8_t* tokens[kTiles];
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int token = tile * kTileTokens + g;
-      tokens[tile] = (token < count ? of_tokens + token * Tokens::kBytes : zeros) + turned;
+      tokens[tile] = token < count ? of_tokens + token * Tokens::kBytes : zeros;
     }
     EFFINFER_UNROLL
     for (int block = 0; block < kSteps / kBlockSteps; ++block) {
@@ -218,21 +216,21 @@ struct StreamProduct {
           }
         }
       }
-      multiply_block(unit, weights, block, scale, minimum, tokens, sums);
+      multiply_block(unit, weights, block, scale, minimum, tokens, each, sums);
     }
   }
 
   // The B fragment of a step: four k of the lane's token of a tile.
   EFFINFER_DEVICE static void fragment(const uint8_t* token, int step, int g, int t,
                                        uint32_t (&b)[2]) {
-    const uint8_t* from = token + (step ^ Tokens::turn(g) % kSteps) * 32 + t * 8;
+    const uint8_t* from = token + (step ^ Tokens::turn(g)) * 32 + t * 8;
     memcpy(b, __builtin_assume_aligned(from, 8), 8);
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply_block(Unit& unit, const Weights& weights, int block,
                                              const float (&scale)[4], const float (&minimum)[4],
-                                             const uint8_t* const (&tokens)[kTiles],
+                                             const uint8_t* const (&tokens)[kTiles], uint32_t each,
                                              StreamSums<kTiles>& sums) {
     constexpr int kParts = Weights::kParts;  // fragments of a weight
     constexpr int kOffset = kDense ? 0 : quant_offset(kFormat);
@@ -258,10 +256,9 @@ struct StreamProduct {
       }
       float activations[4];
       if constexpr (kOffset != 0) {
-        constexpr uint32_t kEach = bf16_pair(kFormat.has_min ? 1 : -kOffset);
         EFFINFER_UNROLL
         for (int s = 0; s < kBlockSteps; ++s) {
-          add_product(unit, s == 0, activations, {kEach, kEach, kEach, kEach}, b[s]);
+          add_product(unit, s == 0, activations, {each, each, each, each}, b[s]);
         }
       }
       EFFINFER_UNROLL
