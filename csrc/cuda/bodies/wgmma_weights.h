@@ -219,21 +219,23 @@ struct WgmmaWeights {
   }
 };
 
-// A line holds two k of 16 rows: the numbers of a register.
+// A line holds two k of 16 rows: what is read is a fragment, and is not read before its registers
+// are free. ptxas ends each product at once where it finds such loads among those under way.
 template <>
 struct WgmmaWeights<kDenseBf16> {
-  Pair lines[kChunkSteps][2];
+  const uint8_t* lines;
 
   EFFINFER_DEVICE void load(const uint8_t* group, int lane, int chunk) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      lines[i / 2][i % 2] = load_rows(group + lane / 4 * 8 + (16 * chunk + 4 * i + lane % 4) * 64);
-    }
+    lines = group + lane / 4 * 8 + (16 * chunk + lane % 4) * 64;
   }
   template <class Unit>
   EFFINFER_DEVICE void fragments(Unit&, int, int, ChunkFragments& a) const {
     EFFINFER_UNROLL
-    for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = lines[i / 4][i % 4 / 2].words[i % 2];
+    for (int i = 0; i < 4; ++i) {
+      const Pair pair = load_rows(lines + i * 256);
+      a[i / 2][i % 2 * 2] = pair.words[0];
+      a[i / 2][i % 2 * 2 + 1] = pair.words[1];
+    }
   }
 };
 
