@@ -7,11 +7,11 @@
 // time and a thread a row and token scales and adds them in order.
 //
 // Weights and activations come by asynchronous copies, two blocks of a warp at a time, 4 KB of
-// weights: a matrix whose units all have a place on the GPU is asked for at once. Of t2 512 bytes
-// of a warp take 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory
-// bounds it. t1_6 takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4):
-// instructions bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is
-// short.
+// weights: a matrix whose units all have a place on the GPU is asked for at once, and so is all
+// else that the launch names, so that a block waits for memory once. Of t2 512 bytes of a warp take
+// 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory bounds it. t1_6
+// takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4): instructions
+// bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is short.
 #pragma once
 
 #include <cmath>
@@ -58,68 +58,65 @@ struct TernaryMatmul {
   static constexpr int kRows = 32;
   // Of a token: a block's 256 bytes, and 16 so that eight tokens' dwords lie in all banks.
   static constexpr int kTokenBytes = 256 + 16;
-  // A warp's memory: two places, of the lanes' lines [4][lane] 16 bytes and then of activations,
-  // and its sums [token][row].
+  // A warp's memory: two places, of lines [4][group] 256 bytes and then of activations. The sums
+  // [token][row] of what was multiplied take a place's.
   static constexpr int kPlaces = 2;
   static constexpr int kLineBytes = 4 * kWarp * 16;
   static constexpr int place_bytes(int tokens) { return kLineBytes + tokens * kTokenBytes; }
-  static constexpr int warp_bytes(int tokens) {
-    return kPlaces * place_bytes(tokens) + tokens * kRows * static_cast<int>(sizeof(int32_t));
-  }
+  static constexpr int warp_bytes(int tokens) { return kPlaces * place_bytes(tokens); }
+  static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTokenBytes);
   using Params = TernaryParams;
   using Digits = TernaryDigits<kBits>;
   using Shared = TernaryShared;
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
-    Place place = find(unit, p);
+    const Place place = find(unit, p);
     int32_t sums[kTiles][2][4] = {};
     Result results[kTiles] = {};
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
       fetch_weights(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
-      unit.commit();
     }
-    // Both are looked up at once, behind the first weights.
-    const bool uniform[2] = {is_uniform(unit, p, place, 0), is_uniform(unit, p, place, 1)};
-    const bool by_blocks = !uniform[0] || !uniform[1];
+    const Header header = read_header(unit, p, place);
     unit.wait_for_inputs();
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
-      const auto store = [&](uint8_t* to, const uint8_t* from) {
-        *reinterpret_cast<Quad*>(to) = unit.load_written(reinterpret_cast<const Quad*>(from));
-      };
-      each_token(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i), store);
+      fetch_tokens(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
+      unit.commit();
     }
+    const Tails tails = read_tails(unit, p, place);
+    const bool by_blocks = header.uniform[0] == 0 || header.uniform[1] == 0;
     int at = 0;
     for (int first = 0; first < p.blocks; first += kWarps) {
       const int block = first + unit.warp;
+      uint8_t* const memory = place_at(p, shared, unit.warp, at);
       if (block < p.blocks) {
-        uint8_t* const memory = place_at(p, shared, unit.warp, at);
         unit.template wait<kPlaces - 1>();
         unit.sync_warp();
         multiply(unit, memory, lines_of(p, block), place.num_tokens, sums);
-        unit.sync_warp();  // all have read what the next copies replace
-        const int next = block + kPlaces * kWarps;
-        fetch_weights(unit, p, place, next, memory);
-        each_token(unit, p, place, next, memory,
-                   [&](uint8_t* to, const uint8_t* from) { unit.copy_async(to, from); });
-        unit.commit();
-        at ^= 1;
+        unit.sync_warp();  // all have read what comes in its place
       }
       if (by_blocks) {
-        store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp));
+        store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
         unit.sync();
-        add_blocks(unit, p, place, first, shared, results);
+        add_blocks(unit, p, place, first, at, shared, results);
         unit.sync();
       }
+      if (block < p.blocks) {
+        const int next = block + kPlaces * kWarps;
+        fetch_weights(unit, p, place, next, memory);
+        fetch_tokens(unit, p, place, next, memory);
+        unit.commit();
+      }
+      at ^= 1;
     }
     if (!by_blocks) {
-      store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp));
+      store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, 0));
       unit.sync();
       add_warps(unit, p, place, shared, results);
     }
-    finish(unit, p, place, results);
+    finish(unit, p, place, header, tails, results);
   }
 
  private:
@@ -128,6 +125,16 @@ struct TernaryMatmul {
     int unit;
     int first_token;
     int num_tokens;
+  };
+  // Of the groups: whether rows have one scale, and that of the lane's row.
+  struct Header {
+    int32_t uniform[2];
+    float scale;
+  };
+  // Of the thread's tokens: the scale, and the sum of the values.
+  struct Tails {
+    float scale[kTiles];
+    int32_t ones[kTiles];
   };
   // Of a row and a token: the sum of digits, and what the blocks with scales of their own add up
   // to.
@@ -140,8 +147,10 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static Place find(const Unit& unit, const Params& p) {
-    const int first = unit.block % p.token_blocks * p.block_tokens;
-    int index = unit.block / p.token_blocks;
+    // Divisions take as long as some loads.
+    const bool divides = p.token_blocks > 1;
+    const int first = divides ? unit.block % p.token_blocks * p.block_tokens : 0;
+    int index = divides ? unit.block / p.token_blocks : unit.block;
     const MatmulWeight* part = p.parts;
     if (p.glu == ops::UnaryOp::none) {
       while (index >= units_of(*part)) index -= units_of(*part++);
@@ -159,10 +168,31 @@ struct TernaryMatmul {
     return weight.data + index * weight.group_bytes;
   }
   template <class Unit>
-  EFFINFER_DEVICE static bool is_uniform(Unit& unit, const Params& p, const Place& place,
-                                         int half) {
-    if (p.row_scales) return true;
-    return unit.load(reinterpret_cast<const int32_t*>(group_of(p, place, half) + 64)) != 0;
+  EFFINFER_DEVICE static Header read_header(Unit& unit, const Params& p, const Place& place) {
+    Header header;
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const uint8_t* flag = group_of(p, place, half) + 64;
+      header.uniform[half] =
+          p.row_scales ? 1 : unit.load(reinterpret_cast<const int32_t*>(flag));
+    }
+    const uint8_t* group = group_of(p, place, unit.lane / 16);
+    header.scale = unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16);
+    return header;
+  }
+  template <class Unit>
+  EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const Place& place) {
+    Tails tails = {};
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = tile * 8 + unit.warp;
+      if (token >= place.num_tokens) continue;
+      const Quad tail =
+          unit.load_written(reinterpret_cast<const Quad*>(token_tail(p, place, token)));
+      tails.scale[tile] = float_of(tail.words[0]);
+      tails.ones[tile] = static_cast<int32_t>(tail.words[1]);
+    }
+    return tails;
   }
 
   using SumRow = int32_t[kRows];
@@ -171,8 +201,8 @@ struct TernaryMatmul {
     return reinterpret_cast<uint8_t*>(&shared) + warp * p.warp_bytes +
            index * place_bytes(p.block_tokens);
   }
-  EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp) {
-    return reinterpret_cast<SumRow*>(place_at(p, shared, warp, kPlaces));
+  EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp, int index) {
+    return reinterpret_cast<SumRow*>(place_at(p, shared, warp, index));
   }
   EFFINFER_DEVICE static int dwords_of(const Params& p, int block) {
     const int left = p.padded / 4 - block * 64;
@@ -182,33 +212,40 @@ struct TernaryMatmul {
     return static_cast<int>(ops::ternary_lines(kBits, dwords_of(p, block)));
   }
 
-  // Puts the lane's lines of a block on their way, zeros for those that it does not have.
+  // Puts lines of a block on their way, zeros for those that it does not have. Eight lanes have 128
+  // bytes in one piece. Of a group's four lines the third and the fourth have their quads in pairs
+  // in turn, so that eight lanes that multiply meet all banks.
   template <class Unit>
   EFFINFER_DEVICE static void fetch_weights(Unit& unit, const Params& p, const Place& place,
                                             int block, uint8_t* to) {
     constexpr int kFull = static_cast<int>(ops::ternary_lines(kBits, 64));
     if (block >= p.blocks) return;
-    const int t = unit.lane % 4;
+    const int line = unit.lane / 4 % 4;
     const int lines = lines_of(p, block);
     const uint8_t* from = group_of(p, place, unit.lane / 16) + p.header_bytes +
-                          int64_t{block} * (kFull * 64) + t * 64 + unit.lane / 4 % 4 * 16;
+                          int64_t{block} * (kFull * 64) + unit.lane % 16 * 16;
     EFFINFER_UNROLL
     for (int u = 0; u < 4; ++u) {
-      unit.copy_async(to + u * (kWarp * 16) + unit.lane * 16, from + u * 256, 4 * u + t < lines);
+      unit.copy_async(to + u * (kWarp * 16) + (unit.lane ^ line / 2 * 2) * 16, from + u * 256,
+                      4 * u + line < lines);
     }
   }
+  // Where a lane finds its rows of line t.
+  EFFINFER_DEVICE static int line_at(int lane) {
+    const int t = lane % 4;
+    return (lane / 16 * 16 + t * 4 + (lane / 4 % 4 ^ t / 2 * 2)) * 16;
+  }
 
-  // copy(to, from): 16 bytes of the activations of a block.
-  template <class Unit, class Copy>
-  EFFINFER_DEVICE static void each_token(Unit& unit, const Params& p, const Place& place, int block,
-                                         uint8_t* memory, Copy&& copy) {
+  // The activations of a block.
+  template <class Unit>
+  EFFINFER_DEVICE static void fetch_tokens(Unit& unit, const Params& p, const Place& place,
+                                           int block, uint8_t* memory) {
     const int piece = unit.lane % 16;
     if (block >= p.blocks || piece * 4 >= dwords_of(p, block)) return;
     const uint8_t* from = p.x + place.first_token * p.x_row_bytes + block * 256 + piece * 16;
     uint8_t* const to = memory + kLineBytes + piece * 16;
-    EFFINFER_NO_UNROLL
     for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
-      copy(to + token * kTokenBytes, from + token * p.x_row_bytes);
+      unit.copy_async(to + token * kTokenBytes, from + token * p.x_row_bytes);
     }
   }
 
@@ -224,10 +261,11 @@ struct TernaryMatmul {
       mine[tile] =
           memory + kLineBytes + (token < num_tokens ? token : 0) * kTokenBytes + unit.lane % 4 * 4;
     }
+    const uint8_t* lines_at = memory + line_at(unit.lane);
     EFFINFER_UNROLL
     for (int u = 0; u < 4; ++u) {
       if (4 * u >= lines) continue;
-      const Quad quad = *reinterpret_cast<const Quad*>(memory + u * (kWarp * 16) + unit.lane * 16);
+      const Quad quad = *reinterpret_cast<const Quad*>(lines_at + u * (kWarp * 16));
       uint32_t digits[4][2 * kSteps];
       EFFINFER_UNROLL
       for (int row = 0; row < 4; ++row) Digits::take(quad.words[row], digits[row]);
@@ -282,14 +320,14 @@ struct TernaryMatmul {
       const int token = tile * 8 + unit.warp;
       if (token >= place.num_tokens) continue;
       for (int warp = 0; warp < kWarps; ++warp) {
-        results[tile].digits += sums_at(p, shared, warp)[token][unit.lane];
+        results[tile].digits += sums_at(p, shared, warp, 0)[token][unit.lane];
       }
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
-                                         int first_block, Shared& shared,
+                                         int first_block, int at, Shared& shared,
                                          Result (&results)[kTiles]) {
     const uint8_t* scales = group_of(p, place, unit.lane / 16) + p.tail_offset;
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
@@ -300,7 +338,7 @@ struct TernaryMatmul {
       for (int tile = 0; tile < kTiles; ++tile) {
         const int token = tile * 8 + unit.warp;
         if (token >= place.num_tokens) continue;
-        const int32_t digits = sums_at(p, shared, i)[token][unit.lane];
+        const int32_t digits = sums_at(p, shared, i, at)[token][unit.lane];
         const int32_t ones = unit.load(token_tail(p, place, token) + 2 + block);
         results[tile].digits += digits;
         results[tile].scaled = fmaf(static_cast<float>(digits - ones), d, results[tile].scaled);
@@ -316,21 +354,20 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place,
+                                     const Header& header, const Tails& tails,
                                      const Result (&results)[kTiles]) {
     const bool gated = p.glu != ops::UnaryOp::none;
     const int half = unit.lane / 16;
-    const uint8_t* group = group_of(p, place, half);
-    const float d = unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16);
-    const bool uniform = is_uniform(unit, p, place, half);
+    const bool uniform = (half == 0 ? header.uniform[0] : header.uniform[1]) != 0;
     const int row = gated ? place.unit * 16 + unit.lane % 16 : place.unit * kRows + unit.lane;
+    EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int token = tile * 8 + unit.warp;
       if (token >= place.num_tokens) continue;
-      const int32_t* tail = token_tail(p, place, token);
-      const float scale = float_of(static_cast<uint32_t>(unit.load(tail)));
-      const auto sum = static_cast<float>(results[tile].digits - unit.load(tail + 1));
-      const float value =
-          uniform ? unit.mul(sum, unit.mul(scale, d)) : unit.mul(results[tile].scaled, scale);
+      const float scale = tails.scale[tile];
+      const auto sum = static_cast<float>(results[tile].digits - tails.ones[tile]);
+      const float value = uniform ? unit.mul(sum, unit.mul(scale, header.scale))
+                                  : unit.mul(results[tile].scaled, scale);
       const float second = unit.shfl_xor(value, 16);
       if ((gated && half == 1) || row >= place.part->rows) continue;
       finish_output(unit, *place.part, p.parts[1], p.glu, p.operand, place.first_token + token, row,
