@@ -72,22 +72,25 @@ struct TernaryMatmul {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const Place place = find(unit, p);
-    int32_t sums[kTiles][2][4] = {};
-    Result results[kTiles] = {};
+    const uint8_t* const group = group_of(p, place, unit.lane / 16);
+    Copies copies(unit, p, place, group);
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
-      fetch_weights(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
+      copies.fetch_weights(unit, p, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
     }
-    const Header header = read_header(unit, p, place);
+    const Header header = read_header(unit, p, group);
     unit.wait_for_inputs();
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
-      fetch_tokens(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
+      copies.fetch_tokens(unit, p, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
       unit.commit();
     }
     const Tails tails = read_tails(unit, p, place);
-    const bool by_blocks = header.uniform[0] == 0 || header.uniform[1] == 0;
+    int32_t sums[kTiles][2][4] = {};
+    Result results[kTiles] = {};
+    const bool by_blocks = unit.ballot(header.uniform == 0) != 0;
     int at = 0;
+    EFFINFER_NO_UNROLL
     for (int first = 0; first < p.blocks; first += kWarps) {
       const int block = first + unit.warp;
       uint8_t* const memory = place_at(p, shared, unit.warp, at);
@@ -100,13 +103,13 @@ struct TernaryMatmul {
       if (by_blocks) {
         store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
         unit.sync();
-        add_blocks(unit, p, place, first, at, shared, results);
+        add_blocks(unit, p, place, group, first, at, shared, results);
         unit.sync();
       }
       if (block < p.blocks) {
         const int next = block + kPlaces * kWarps;
-        fetch_weights(unit, p, place, next, memory);
-        fetch_tokens(unit, p, place, next, memory);
+        copies.fetch_weights(unit, p, next, memory);
+        copies.fetch_tokens(unit, p, next, memory);
         unit.commit();
       }
       at ^= 1;
@@ -126,9 +129,9 @@ struct TernaryMatmul {
     int first_token;
     int num_tokens;
   };
-  // Of the groups: whether rows have one scale, and that of the lane's row.
+  // Of a lane's group: whether rows have one scale, and that of its row.
   struct Header {
-    int32_t uniform[2];
+    int32_t uniform;
     float scale;
   };
   // Of the thread's tokens: the scale, and the sum of the values.
@@ -168,17 +171,9 @@ struct TernaryMatmul {
     return weight.data + index * weight.group_bytes;
   }
   template <class Unit>
-  EFFINFER_DEVICE static Header read_header(Unit& unit, const Params& p, const Place& place) {
-    Header header;
-    EFFINFER_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const uint8_t* flag = group_of(p, place, half) + 64;
-      header.uniform[half] =
-          p.row_scales ? 1 : unit.load(reinterpret_cast<const int32_t*>(flag));
-    }
-    const uint8_t* group = group_of(p, place, unit.lane / 16);
-    header.scale = unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16);
-    return header;
+  EFFINFER_DEVICE static Header read_header(Unit& unit, const Params& p, const uint8_t* group) {
+    return {p.row_scales ? 1 : unit.load(reinterpret_cast<const int32_t*>(group + 64)),
+            unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16)};
   }
   template <class Unit>
   EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const Place& place) {
@@ -212,41 +207,66 @@ struct TernaryMatmul {
     return static_cast<int>(ops::ternary_lines(kBits, dwords_of(p, block)));
   }
 
-  // Puts lines of a block on their way, zeros for those that it does not have. Eight lanes have 128
-  // bytes in one piece. Of a group's four lines the third and the fourth have their quads in pairs
-  // in turn, so that eight lanes that multiply meet all banks.
-  template <class Unit>
-  EFFINFER_DEVICE static void fetch_weights(Unit& unit, const Params& p, const Place& place,
-                                            int block, uint8_t* to) {
-    constexpr int kFull = static_cast<int>(ops::ternary_lines(kBits, 64));
-    if (block >= p.blocks) return;
-    const int line = unit.lane / 4 % 4;
-    const int lines = lines_of(p, block);
-    const uint8_t* from = group_of(p, place, unit.lane / 16) + p.header_bytes +
-                          int64_t{block} * (kFull * 64) + unit.lane % 16 * 16;
-    EFFINFER_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      unit.copy_async(to + u * (kWarp * 16) + (unit.lane ^ line / 2 * 2) * 16, from + u * 256,
-                      4 * u + line < lines);
+  // A lane's part of what its warp copies: of one block after the other.
+  class Copies {
+   public:
+    template <class Unit>
+    EFFINFER_DEVICE Copies(const Unit& unit, const Params& p, const Place& place,
+                           const uint8_t* group)
+        : weights_(group + p.header_bytes + unit.warp * kBlockBytes + unit.lane % 16 * 16),
+          tokens_(p.x + (place.first_token + unit.lane / 16) * p.x_row_bytes + unit.warp * 256 +
+                  unit.lane % 16 * 16),
+          line_(unit.lane / 4 % 4),
+          weights_to_((unit.lane ^ line_ / 2 * 2) * 16),
+          piece_(unit.lane % 16),
+          token_(unit.lane / 16),
+          num_tokens_(place.num_tokens) {}
+
+    // Puts lines of a block on their way, zeros for those that it does not have. Eight lanes have
+    // 128 bytes in one piece. Of a group's four lines the third and the fourth have their quads in
+    // pairs in turn, so that eight lanes that multiply meet all banks.
+    template <class Unit>
+    EFFINFER_DEVICE void fetch_weights(Unit& unit, const Params& p, int block, uint8_t* to) {
+      if (block >= p.blocks) return;
+      const int lines = lines_of(p, block) - line_;
+      EFFINFER_UNROLL
+      for (int u = 0; u < 4; ++u) {
+        unit.copy_async(to + weights_to_ + u * (kWarp * 16), weights_ + u * 256, 4 * u < lines);
+      }
+      weights_ += kWarps * kBlockBytes;
     }
-  }
+    // The activations of a block.
+    template <class Unit>
+    EFFINFER_DEVICE void fetch_tokens(Unit& unit, const Params& p, int block, uint8_t* to) {
+      if (block < p.blocks && piece_ * 4 < dwords_of(p, block)) {
+        const uint8_t* from = tokens_;
+        to += kLineBytes + token_ * kTokenBytes + piece_ * 16;
+        EFFINFER_NO_UNROLL
+        for (int token = token_; token < num_tokens_; token += 2) {
+          unit.copy_async(to, from);
+          to += 2 * kTokenBytes;
+          from += 2 * p.x_row_bytes;
+        }
+      }
+      tokens_ += kWarps * 256;
+    }
+
+   private:
+    static constexpr int kBlockBytes = static_cast<int>(ops::ternary_lines(kBits, 64)) * 64;
+
+    const uint8_t* weights_;
+    const uint8_t* tokens_;
+    int line_;
+    int weights_to_;
+    int piece_;
+    int token_;
+    int num_tokens_;
+  };
+
   // Where a lane finds its rows of line t.
   EFFINFER_DEVICE static int line_at(int lane) {
     const int t = lane % 4;
     return (lane / 16 * 16 + t * 4 + (lane / 4 % 4 ^ t / 2 * 2)) * 16;
-  }
-
-  // The activations of a block.
-  template <class Unit>
-  EFFINFER_DEVICE static void fetch_tokens(Unit& unit, const Params& p, const Place& place,
-                                           int block, uint8_t* memory) {
-    const int piece = unit.lane % 16;
-    if (block >= p.blocks || piece * 4 >= dwords_of(p, block)) return;
-    const uint8_t* from = p.x + place.first_token * p.x_row_bytes + block * 256 + piece * 16;
-    uint8_t* const to = memory + kLineBytes + piece * 16;
-    for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
-      unit.copy_async(to + token * kTokenBytes, from + token * p.x_row_bytes);
-    }
   }
 
   template <class Unit>
@@ -327,9 +347,9 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
-                                         int first_block, int at, Shared& shared,
+                                         const uint8_t* group, int first_block, int at, Shared& shared,
                                          Result (&results)[kTiles]) {
-    const uint8_t* scales = group_of(p, place, unit.lane / 16) + p.tail_offset;
+    const uint8_t* scales = group + p.tail_offset;
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
       const int block = first_block + i;
       const float d = unit.from_f16(
@@ -358,7 +378,7 @@ struct TernaryMatmul {
                                      const Result (&results)[kTiles]) {
     const bool gated = p.glu != ops::UnaryOp::none;
     const int half = unit.lane / 16;
-    const bool uniform = (half == 0 ? header.uniform[0] : header.uniform[1]) != 0;
+    const bool uniform = header.uniform != 0;
     const int row = gated ? place.unit * 16 + unit.lane % 16 : place.unit * kRows + unit.lane;
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
