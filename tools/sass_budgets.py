@@ -56,7 +56,7 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{*}, 4, 1, 8, 2>", 224, 1, 128, STREAM),
     # Arguments: format, rows / 128, tokens. What the entry has is for all its warps alike.
     Budget("WgmmaMatmul<PackedFormat{*}, 1, 128>", 168, 1, 197632, WGMMA, "sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 2, 128>", 168, 1, 209920, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 2, 128>", 168, 1, 204800, WGMMA, "sm_90a"),
     Budget("StreamPair<2>", 224, 1, 128, STREAM),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, NOT_HOPPER),

@@ -121,6 +121,17 @@ TEST("ragged depths, and more superblocks than the ring has stages") {
   }
 }
 
+TEST("headers of more blocks of 256 k than have a place") {
+  const OnHopper machine;
+  std::mt19937 random(9);
+  for (const DType dtype : {DType::q4_k, DType::q6_k}) {
+    constexpr int64_t kCols = 256 * 5;
+    const GpuWeight weight(dtype, 33, kCols, random);
+    const GpuOperand x(Arithmetic::bf16, 3, kCols, normals(3 * kCols, random));
+    check_product(x, weight, product(x.view, weight.view()), expected_rounded);
+  }
+}
+
 TEST("more blocks of tokens than share a band") {
   const OnHopper machine;
   std::mt19937 random(4);

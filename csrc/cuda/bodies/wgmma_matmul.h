@@ -2,7 +2,7 @@
 // (wgmma_weights.h), and x in shared memory.
 //
 // A block multiplies kRowTiles x 128 rows with kColumns tokens: two warpgroups, of which each warp
-// has kRowTiles groups of 16 rows and all the tokens; and a warp that does nothing but fetch, some
+// has kRowTiles groups of 16 rows and all the tokens; and four warps that do nothing but fetch, some
 // superblocks ahead: tiles of x by a tensor map, weights as they lie by bulk copies, a group's
 // superblock each. Those that multiply spend no instruction on memory but reads of shared memory.
 //
@@ -33,12 +33,14 @@ template <ops::PackedFormat kFormat, int kRowTiles, int kColumns>
 struct WgmmaMatmul {
   static constexpr const char* kName = "wgmma_matmul";
   static constexpr int kWarps = 8;  // that multiply
-  static constexpr int kThreads = (kWarps + 4) * kWarp;
+  static constexpr int kFetchers = 4;  // other warps
+  static constexpr int kThreads = (kWarps + kFetchers) * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr int kArch = 90;
   static constexpr int kTokens = kColumns;
   static constexpr int kGroups = kWarps * kRowTiles;  // of 16 rows
   static constexpr int kUnits = kGroups / 2;
+  static constexpr int kLanes = kGroups / kFetchers;  // of a warp that fetches
   static constexpr int kProductTokens = 128;
   static constexpr int kTokenTiles = kTokens / kProductTokens;
   static constexpr int kSums = kRowTiles * kTokenTiles;  // products' of a warpgroup
@@ -49,17 +51,23 @@ struct WgmmaMatmul {
   using Place = GroupPlace<kFormat>;
   struct Stage {
     alignas(1024) uint8_t x[kTokens * kRowBytes];
-    uint8_t weights[kGroups][Place::kBytes];
+    uint8_t weights[kGroups][Place::kWeightBytes];
   };
   // As many as a block has room for, beside barriers.
-  static constexpr int kRoom = (227 << 10) - 1024;
+  static constexpr int kRoom = (227 << 10) - (4 << 10);
   static constexpr int kFit = kRoom / static_cast<int>(sizeof(Stage));
   static constexpr int kStages = kFit < 6 ? kFit : 6;
+  // Headers are for kHeaderStages superblocks. When the first of them is fetched, those before the
+  // last kStages have been read.
+  static constexpr int kHeaderStages = static_cast<int>(ops::kHeaderBlock / ops::kSuperblock);
+  static constexpr int kHeaders = 3;
+  static_assert((kHeaders - 1) * kHeaderStages + 1 >= kStages);
   struct Shared {
     union {
       Stage ring[kStages];
       TileResults<kTokens> results[kUnits];
     };
+    alignas(128) uint8_t headers[kHeaders][kGroups][Place::kHeaderBytes];
     Mbarrier full[kStages];
     Mbarrier empty[kStages];
   };
@@ -79,7 +87,7 @@ struct WgmmaMatmul {
     // 2 x 232 + 40 registers are what three warpgroups of 168 have.
     if (unit.warp >= kWarps) {
       unit.template give_registers<40>();
-      if (unit.warp == kWarps) fetch(unit, p, shared);
+      if (unit.lane < kLanes) fetch(unit, p, shared);
     } else {
       unit.template take_registers<232>();
       multiply(unit, p, shared);
@@ -101,43 +109,58 @@ struct WgmmaMatmul {
     }
   };
 
+  // And the ring of headers.
+  struct HeaderTurn {
+    int index = 0;
+    int left = kHeaderStages;
+    EFFINFER_DEVICE void next() {
+      if (--left > 0) return;
+      left = kHeaderStages;
+      if (++index == kHeaders) index = 0;
+    }
+  };
+
   EFFINFER_DEVICE static TileBlock block_of(const TileParams& p, int block) {
     return tile_block<kUnits, kTokens>(p, block);
   }
 
-  // A lane has a group; the first one has the activations, too, and announces what all of them
-  // bring: before that the phase does not end, whatever has come.
+  // A lane has a group; the first of all has the activations, too, and announces what all of them
+  // bring: before that the phase does not end, whatever has come. No phase ends without each of
+  // them, so that none is missed by one that waits.
   template <class Unit>
   EFFINFER_DEVICE static void fetch(Unit& unit, const Params& p, Shared& shared) {
-    static_assert(kGroups <= kWarp);
+    const int fetcher = unit.warp - kWarps;
+    const int mine = fetcher * kLanes + unit.lane;
     const TileBlock block = block_of(p.tile, unit.block);
-    const uint8_t* const group = tile_group(p.tile, p.tile.parts[block.part],
-                                            block.first_unit + unit.lane / 2, unit.lane % 2 * 16);
-    const uint8_t* weights = group + p.tile.header_bytes;
+    const uint8_t* header =
+        tile_group(p.tile, p.tile.parts[block.part], block.first_unit + mine / 2, mine % 2 * 16);
+    const uint8_t* weights = header + p.tile.header_bytes;
     Turn turn;
+    HeaderTurn headers;
     EFFINFER_NO_UNROLL
     for (int i = 0; i < p.tile.superblocks; ++i) {
+      const bool has_header = Place::kHeaderRows > 0 && headers.left == kHeaderStages;
       unit.barrier_wait(shared.empty[turn.stage], turn.parity ^ 1);
       Mbarrier& full = shared.full[turn.stage];
       Stage& stage = shared.ring[turn.stage];
-      if (unit.lane == 0) {
-        unit.barrier_arrive_expect(full, kTokens * kRowBytes + kGroups * Place::kBytes);
+      if (fetcher == 0 && unit.lane == 0) {
+        unit.barrier_arrive_expect(full, kTokens * kRowBytes + kGroups * Place::kWeightBytes +
+                                             (has_header ? kGroups * Place::kHeaderBytes : 0));
         unit.copy_tile(stage.x, p.x, i * static_cast<int>(ops::kSuperblock), block.first_token,
                        full);
       }
-      if (unit.lane < kGroups) {
-        uint8_t* const to = stage.weights[unit.lane];
-        unit.copy_bulk(to, weights, Place::kWeightBytes, full);
+      unit.copy_bulk(stage.weights[mine], weights, Place::kWeightBytes, full);
+      if (has_header) {
         EFFINFER_UNROLL
         for (int row = 0; row < Place::kHeaderRows; ++row) {
-          // A row of the header has a piece for 4 superblocks.
-          unit.copy_bulk(to + Place::kWeightBytes + row * Place::kHeaderRowBytes,
-                         group + row * p.tile.header_row_bytes + (i >> 2) * Place::kHeaderRowBytes,
-                         Place::kHeaderRowBytes, full);
+          unit.copy_bulk(shared.headers[headers.index][mine] + row * Place::kHeaderRowBytes,
+                         header + row * p.tile.header_row_bytes, Place::kHeaderRowBytes, full);
         }
+        header += Place::kHeaderRowBytes;
       }
       weights += Place::kWeightBytes;
       turn.next();
+      headers.next();
     }
   }
 
@@ -146,10 +169,13 @@ struct WgmmaMatmul {
     Weights tiles[kRowTiles];
 
     template <class Unit>
-    EFFINFER_DEVICE void load(const Unit& unit, const Stage& stage, int chunk) {
+    EFFINFER_DEVICE void load(const Unit& unit, const Shared& shared, int stage, int header,
+                              int chunk) {
       EFFINFER_UNROLL
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        tiles[tile].load(stage.weights[unit.warp * kRowTiles + tile], unit.lane, chunk);
+        const int group = unit.warp * kRowTiles + tile;
+        tiles[tile].load(shared.ring[stage].weights[group], shared.headers[header][group],
+                         unit.lane, chunk);
       }
     }
     template <class Unit>
@@ -168,18 +194,19 @@ struct WgmmaMatmul {
     Fragments a[kChunks] = {};
     Loaded loaded;
     Turn turn;
+    HeaderTurn headers;
     unit.barrier_wait(shared.full[0], 0);
-    loaded.load(unit, shared.ring[0], 0);
+    loaded.load(unit, shared, 0, 0, 0);
     loaded.unpack(unit, 0, a[0]);
     fence(unit, sums);
     Mbarrier* done = nullptr;  // of the superblock before
     EFFINFER_NO_UNROLL
     for (int i = 0; i < superblocks; ++i) {
-      const Stage& stage = shared.ring[turn.stage];
-      const uint64_t x = unit.descriptor(stage.x, 16, 8 * kRowBytes, Swizzle::bytes128);
+      const uint64_t x =
+          unit.descriptor(shared.ring[turn.stage].x, 16, 8 * kRowBytes, Swizzle::bytes128);
       Mbarrier* const mine = &shared.empty[turn.stage];
       multiply_chunk(unit, a[0], x, sums);
-      loaded.load(unit, stage, 1);
+      loaded.load(unit, shared, turn.stage, headers.index, 1);
       // Of the chunk before, which was the last of its superblock.
       wait(unit, a[1]);
       unit.sync_warp();  // all have read its weights
@@ -187,10 +214,11 @@ struct WgmmaMatmul {
       loaded.unpack(unit, 1, a[1]);
       multiply_chunk(unit, a[1], x + kChunkSteps * 2, sums);
       turn.next();
+      headers.next();
       done = mine;
       if (i + 1 == superblocks) break;
       unit.barrier_wait(shared.full[turn.stage], turn.parity);
-      loaded.load(unit, shared.ring[turn.stage], 0);
+      loaded.load(unit, shared, turn.stage, headers.index, 0);
       wait(unit, a[0]);
       loaded.unpack(unit, 0, a[0]);
     }

@@ -34,15 +34,14 @@ EFFINFER_DEVICE Pair load_rows(const uint8_t* from) {
   return *reinterpret_cast<const Pair*>(from);
 }
 
-// How a group's superblock lies in shared memory: as in the weight, and behind it what it has of
-// the header.
+// What a group has for a superblock, and in the header for 256 k.
 template <ops::PackedFormat kFormat>
 struct GroupPlace {
   static constexpr int kHeaderRows =
       kFormat.scales != ops::ScaleKind::super ? 0 : (kFormat.has_min ? 2 : 1);
   static constexpr int kHeaderRowBytes = static_cast<int>(ops::kGroupRows) * 2;
+  static constexpr int kHeaderBytes = kHeaderRows > 0 ? kHeaderRows * kHeaderRowBytes : 1;
   static constexpr int kWeightBytes = static_cast<int>(ops::superblock_bytes(kFormat));
-  static constexpr int kBytes = kWeightBytes + kHeaderRows * kHeaderRowBytes;
 };
 
 // Quants of a chunk. dword(step, half, row, t) are those of dword 4 step + 2 half + t / 2.
@@ -112,11 +111,11 @@ struct ChunkScales {
   Numbers scales;
   Numbers minima;
 
-  EFFINFER_DEVICE void load(const uint8_t* group, int g, int chunk) {
-    constexpr int kQuantBytes = static_cast<int>(ops::quant_bytes(kFormat.bits));
-    load(group, kQuantBytes, 0, g, chunk, scales);
+  EFFINFER_DEVICE void load(const uint8_t* group, const uint8_t* header, int g, int chunk) {
+    load(group + ops::quant_bytes(kFormat.bits), header, g, chunk, scales);
     if constexpr (kFormat.has_min) {
-      load(group, static_cast<int>(ops::min_offset(kFormat)), 1, g, chunk, minima);
+      load(group + ops::min_offset(kFormat), header + GroupPlace<kFormat>::kHeaderRowBytes, g,
+           chunk, minima);
     }
   }
   template <class Unit>
@@ -138,22 +137,18 @@ struct ChunkScales {
   }
 
  private:
-  EFFINFER_DEVICE static void load(const uint8_t* group, int first, int header, int g, int chunk,
+  EFFINFER_DEVICE static void load(const uint8_t* first, const uint8_t* header, int g, int chunk,
                                    Numbers& out) {
-    using Place = GroupPlace<kFormat>;
     EFFINFER_UNROLL
     for (int i = 0; i < kBlocks; ++i) {
-      const uint8_t* block = group + first + (chunk * kBlocks + i) * (kSuper ? 16 : 32);
+      const uint8_t* block = first + (chunk * kBlocks + i) * (kSuper ? 16 : 32);
       if constexpr (kSuper) {
         out.rows[i] = *reinterpret_cast<const uint16_t*>(block + g * 2);
       } else {
         out.rows[i] = *reinterpret_cast<const uint32_t*>(block + g * 4);
       }
     }
-    if constexpr (kSuper) {
-      const uint8_t* row = group + Place::kWeightBytes + header * Place::kHeaderRowBytes;
-      out.header = *reinterpret_cast<const uint32_t*>(row + g * 4);
-    }
+    if constexpr (kSuper) out.header = *reinterpret_cast<const uint32_t*>(header + g * 4);
   }
 };
 
@@ -172,9 +167,9 @@ struct WgmmaWeights {
   ChunkQuants<kFormat.bits> quants;
   ChunkScales<kFormat> scales;
 
-  EFFINFER_DEVICE void load(const uint8_t* group, int lane, int chunk) {
+  EFFINFER_DEVICE void load(const uint8_t* group, const uint8_t* header, int lane, int chunk) {
     quants.load(group + lane / 4 * 8, lane % 4, chunk);
-    scales.load(group, lane / 4, chunk);
+    scales.load(group, header, lane / 4, chunk);
   }
 
   template <class Unit>
@@ -225,7 +220,7 @@ template <>
 struct WgmmaWeights<kDenseBf16> {
   const uint8_t* lines;
 
-  EFFINFER_DEVICE void load(const uint8_t* group, int lane, int chunk) {
+  EFFINFER_DEVICE void load(const uint8_t* group, const uint8_t*, int lane, int chunk) {
     lines = group + lane / 4 * 8 + (16 * chunk + lane % 4) * 64;
   }
   template <class Unit>
@@ -244,7 +239,7 @@ template <>
 struct WgmmaWeights<kDenseF16> {
   uint32_t rows[kChunkSteps][2][2];  // by step, half, k
 
-  EFFINFER_DEVICE void load(const uint8_t* group, int lane, int chunk) {
+  EFFINFER_DEVICE void load(const uint8_t* group, const uint8_t*, int lane, int chunk) {
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int k = 32 * chunk + 8 * (i / 2) + lane % 4 * 2 + i % 2;
