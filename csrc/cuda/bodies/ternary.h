@@ -347,8 +347,8 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
-                                         const uint8_t* group, int first_block, int at, Shared& shared,
-                                         Result (&results)[kTiles]) {
+                                         const uint8_t* group, int first_block, int at,
+                                         Shared& shared, Result (&results)[kTiles]) {
     const uint8_t* scales = group + p.tail_offset;
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
       const int block = first_block + i;

@@ -2,8 +2,8 @@
 // (wgmma_weights.h), and x in shared memory.
 //
 // A block multiplies kRowTiles x 128 rows with kColumns tokens: two warpgroups, of which each warp
-// has kRowTiles groups of 16 rows and all the tokens; and four warps that do nothing but fetch, some
-// superblocks ahead: tiles of x by a tensor map, weights as they lie by bulk copies, a group's
+// has kRowTiles groups of 16 rows and all the tokens; and four warps that do nothing but fetch,
+// some superblocks ahead: tiles of x by a tensor map, weights as they lie by bulk copies, a group's
 // superblock each. Those that multiply spend no instruction on memory but reads of shared memory.
 //
 //   - 256 rows x 128 tokens are 128 registers of sums;
@@ -32,7 +32,7 @@ struct WgmmaParams {
 template <ops::PackedFormat kFormat, int kRowTiles, int kColumns>
 struct WgmmaMatmul {
   static constexpr const char* kName = "wgmma_matmul";
-  static constexpr int kWarps = 8;  // that multiply
+  static constexpr int kWarps = 8;     // that multiply
   static constexpr int kFetchers = 4;  // other warps
   static constexpr int kThreads = (kWarps + kFetchers) * kWarp;
   static constexpr int kMinBlocks = 1;

@@ -10,8 +10,8 @@
 //   k = 16 s + 2 t + {8, 9}      registers 2 and 3
 //
 // A dword of quants has four k, of which lanes 2 u and 2 u + 1 take two each: both read dwords 4 s
-// + u and 4 s + 2 + u of both rows, and no lane needs another one's. Reads are of 8 bytes, and those
-// of a warp of 128 to 256 bytes in a row.
+// + u and 4 s + 2 + u of both rows, and no lane needs another one's. Reads are of 8 bytes, and
+// those of a warp of 128 to 256 bytes in a row.
 //
 // Fragments are made a chunk of two steps at a time: 32 k.
 #pragma once
