@@ -17,30 +17,11 @@
 #include <cmath>
 
 #include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/ternary_copies.h"
 #include "cuda/bodies/ternary_digits.h"
 #include "cuda/unit.h"
-#include "ops/operand.h"
-#include "ops/packed_weight.h"
 
 namespace effinfer::cuda {
-
-struct TernaryParams {
-  const uint8_t* x = nullptr;
-  int64_t x_row_bytes = 0;
-  int32_t padded = 0;  // columns
-  int32_t tokens = 0;
-  int32_t token_blocks = 0;
-  int32_t blocks = 0;  // of 256 k
-  int32_t units = 0;   // of all parts
-  ops::UnaryOp glu = ops::UnaryOp::none;
-  bool row_scales = false;  // ScaleKind::row
-  int64_t header_bytes = 0;
-  int64_t tail_offset = 0;   // of the scales of blocks in a group
-  int32_t block_tokens = 0;  // at most, of a block
-  int32_t warp_bytes = 0;    // of shared memory
-  MatmulWeight parts[ops::kMaxMatmulParts];
-  OperandOut operand;
-};
 
 // How much there is of it depends on the launch.
 struct TernaryShared {
@@ -50,21 +31,17 @@ struct TernaryShared {
 template <ops::QuantBits kBits, int kTiles>
 struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = kTernaryWarps;
   static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 4 : 2;
   static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * 8;
   static constexpr int kRows = 32;
-  // Of a token: a block's 256 bytes, and 16 so that eight tokens' dwords lie in all banks.
-  static constexpr int kTokenBytes = 256 + 16;
-  // A warp's memory: two places, of lines [4][group] 256 bytes and then of activations. The sums
-  // [token][row] of what was multiplied take a place's.
+  // A warp's memory: places of ternary_copies.h. The sums [token][row] of what was multiplied take
+  // that of their block.
   static constexpr int kPlaces = 2;
-  static constexpr int kLineBytes = 4 * kWarp * 16;
-  static constexpr int place_bytes(int tokens) { return kLineBytes + tokens * kTokenBytes; }
-  static constexpr int warp_bytes(int tokens) { return kPlaces * place_bytes(tokens); }
-  static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTokenBytes);
+  static constexpr int warp_bytes(int tokens) { return kPlaces * ternary_place_bytes(tokens); }
+  static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTernaryTokenBytes);
   using Params = TernaryParams;
   using Digits = TernaryDigits<kBits>;
   using Shared = TernaryShared;
@@ -73,7 +50,7 @@ struct TernaryMatmul {
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const Place place = find(unit, p);
     const uint8_t* const group = group_of(p, place, unit.lane / 16);
-    Copies copies(unit, p, place, group);
+    TernaryCopies<kBits> copies(unit, p, group, place.first_token, place.num_tokens);
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
       copies.fetch_weights(unit, p, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
@@ -97,7 +74,7 @@ struct TernaryMatmul {
       if (block < p.blocks) {
         unit.template wait<kPlaces - 1>();
         unit.sync_warp();
-        multiply(unit, memory, lines_of(p, block), place.num_tokens, sums);
+        multiply(unit, memory, ternary_lines_of<kBits>(p, block), place.num_tokens, sums);
         unit.sync_warp();  // all have read what comes in its place
       }
       if (by_blocks) {
@@ -194,79 +171,10 @@ struct TernaryMatmul {
 
   EFFINFER_DEVICE static uint8_t* place_at(const Params& p, Shared& shared, int warp, int index) {
     return reinterpret_cast<uint8_t*>(&shared) + warp * p.warp_bytes +
-           index * place_bytes(p.block_tokens);
+           index * ternary_place_bytes(p.block_tokens);
   }
   EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp, int index) {
     return reinterpret_cast<SumRow*>(place_at(p, shared, warp, index));
-  }
-  EFFINFER_DEVICE static int dwords_of(const Params& p, int block) {
-    const int left = p.padded / 4 - block * 64;
-    return left < 64 ? left : 64;
-  }
-  EFFINFER_DEVICE static int lines_of(const Params& p, int block) {
-    return static_cast<int>(ops::ternary_lines(kBits, dwords_of(p, block)));
-  }
-
-  // A lane's part of what its warp copies: of one block after the other.
-  class Copies {
-   public:
-    template <class Unit>
-    EFFINFER_DEVICE Copies(const Unit& unit, const Params& p, const Place& place,
-                           const uint8_t* group)
-        : weights_(group + p.header_bytes + unit.warp * kBlockBytes + unit.lane % 16 * 16),
-          tokens_(p.x + (place.first_token + unit.lane / 16) * p.x_row_bytes + unit.warp * 256 +
-                  unit.lane % 16 * 16),
-          line_(unit.lane / 4 % 4),
-          weights_to_((unit.lane ^ line_ / 2 * 2) * 16),
-          piece_(unit.lane % 16),
-          token_(unit.lane / 16),
-          num_tokens_(place.num_tokens) {}
-
-    // Puts lines of a block on their way, zeros for those that it does not have. Eight lanes have
-    // 128 bytes in one piece. Of a group's four lines the third and the fourth have their quads in
-    // pairs in turn, so that eight lanes that multiply meet all banks.
-    template <class Unit>
-    EFFINFER_DEVICE void fetch_weights(Unit& unit, const Params& p, int block, uint8_t* to) {
-      if (block >= p.blocks) return;
-      const int lines = lines_of(p, block) - line_;
-      EFFINFER_UNROLL
-      for (int u = 0; u < 4; ++u) {
-        unit.copy_async(to + weights_to_ + u * (kWarp * 16), weights_ + u * 256, 4 * u < lines);
-      }
-      weights_ += kWarps * kBlockBytes;
-    }
-    // The activations of a block.
-    template <class Unit>
-    EFFINFER_DEVICE void fetch_tokens(Unit& unit, const Params& p, int block, uint8_t* to) {
-      if (block < p.blocks && piece_ * 4 < dwords_of(p, block)) {
-        const uint8_t* from = tokens_;
-        to += kLineBytes + token_ * kTokenBytes + piece_ * 16;
-        EFFINFER_NO_UNROLL
-        for (int token = token_; token < num_tokens_; token += 2) {
-          unit.copy_async(to, from);
-          to += 2 * kTokenBytes;
-          from += 2 * p.x_row_bytes;
-        }
-      }
-      tokens_ += kWarps * 256;
-    }
-
-   private:
-    static constexpr int kBlockBytes = static_cast<int>(ops::ternary_lines(kBits, 64)) * 64;
-
-    const uint8_t* weights_;
-    const uint8_t* tokens_;
-    int line_;
-    int weights_to_;
-    int piece_;
-    int token_;
-    int num_tokens_;
-  };
-
-  // Where a lane finds its rows of line t.
-  EFFINFER_DEVICE static int line_at(int lane) {
-    const int t = lane % 4;
-    return (lane / 16 * 16 + t * 4 + (lane / 4 % 4 ^ t / 2 * 2)) * 16;
   }
 
   template <class Unit>
@@ -278,10 +186,10 @@ struct TernaryMatmul {
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int token = tile * 8 + unit.lane / 4;
-      mine[tile] =
-          memory + kLineBytes + (token < num_tokens ? token : 0) * kTokenBytes + unit.lane % 4 * 4;
+      mine[tile] = memory + kTernaryLineBytes +
+                   (token < num_tokens ? token : 0) * kTernaryTokenBytes + unit.lane % 4 * 4;
     }
-    const uint8_t* lines_at = memory + line_at(unit.lane);
+    const uint8_t* lines_at = memory + TernaryCopies<kBits>::line_at(unit.lane);
     EFFINFER_UNROLL
     for (int u = 0; u < 4; ++u) {
       if (4 * u >= lines) continue;
