@@ -60,10 +60,6 @@ class TernaryCopies {
       : weights_(group + p.header_bytes + unit.warp * kBlockBytes + unit.lane % 16 * 16),
         tokens_(p.x + (first_token + unit.lane / 16) * p.x_row_bytes + unit.warp * 256 +
                 unit.lane % 16 * 16),
-        line_(unit.lane / 4 % 4),
-        weights_to_((unit.lane ^ line_ / 2 * 2) * 16),
-        piece_(unit.lane % 16),
-        token_(unit.lane / 16),
         num_tokens_(num_tokens) {}
 
   // Puts lines of a block on their way, zeros for those that it does not have. Eight lanes have
@@ -72,21 +68,24 @@ class TernaryCopies {
   template <class Unit>
   EFFINFER_DEVICE void fetch_weights(Unit& unit, const TernaryParams& p, int block, uint8_t* to) {
     if (block >= p.blocks) return;
-    const int lines = ternary_lines_of<kBits>(p, block) - line_;
+    const int line = unit.lane / 4 % 4;
+    const int lines = ternary_lines_of<kBits>(p, block) - line;
+    to += (unit.lane ^ line / 2 * 2) * 16;
     EFFINFER_UNROLL
     for (int u = 0; u < 4; ++u) {
-      unit.copy_async(to + weights_to_ + u * (kWarp * 16), weights_ + u * 256, 4 * u < lines);
+      unit.copy_async(to + u * (kWarp * 16), weights_ + u * 256, 4 * u < lines);
     }
     weights_ += kTernaryWarps * kBlockBytes;
   }
   // The activations of a block.
   template <class Unit>
   EFFINFER_DEVICE void fetch_tokens(Unit& unit, const TernaryParams& p, int block, uint8_t* to) {
-    if (block < p.blocks && piece_ * 4 < ternary_dwords_of(p, block)) {
+    const int piece = unit.lane % 16;
+    if (block < p.blocks && piece * 4 < ternary_dwords_of(p, block)) {
       const uint8_t* from = tokens_;
-      to += kTernaryLineBytes + token_ * kTernaryTokenBytes + piece_ * 16;
+      to += kTernaryLineBytes + unit.lane / 16 * kTernaryTokenBytes + piece * 16;
       EFFINFER_NO_UNROLL
-      for (int token = token_; token < num_tokens_; token += 2) {
+      for (int token = unit.lane / 16; token < num_tokens_; token += 2) {
         unit.copy_async(to, from);
         to += 2 * kTernaryTokenBytes;
         from += 2 * p.x_row_bytes;
@@ -106,10 +105,6 @@ class TernaryCopies {
 
   const uint8_t* weights_;
   const uint8_t* tokens_;
-  int line_;
-  int weights_to_;
-  int piece_;
-  int token_;
   int num_tokens_;
 };
 
