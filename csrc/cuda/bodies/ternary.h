@@ -65,7 +65,8 @@ struct TernaryMatmul {
     const Tails tails = read_tails(unit, p, place);
     int32_t sums[kTiles][2][4] = {};
     Result results[kTiles] = {};
-    const bool by_blocks = unit.ballot(header.uniform == 0) != 0;
+    // Asked where it is needed: until then the header is on its way.
+    const auto by_blocks = [&] { return unit.ballot(header.uniform == 0) != 0; };
     int at = 0;
     EFFINFER_NO_UNROLL
     for (int first = 0; first < p.blocks; first += kWarps) {
@@ -77,7 +78,7 @@ struct TernaryMatmul {
         multiply(unit, memory, ternary_lines_of<kBits>(p, block), place.num_tokens, sums);
         unit.sync_warp();  // all have read what comes in its place
       }
-      if (by_blocks) {
+      if (by_blocks()) {
         store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
         unit.sync();
         add_blocks(unit, p, place, group, first, at, shared, results);
@@ -91,7 +92,7 @@ struct TernaryMatmul {
       }
       at ^= 1;
     }
-    if (!by_blocks) {
+    if (!by_blocks()) {
       store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, 0));
       unit.sync();
       add_warps(unit, p, place, shared, results);
@@ -147,10 +148,16 @@ struct TernaryMatmul {
     const int index = wanted < weight.groups ? wanted : weight.groups - 1;
     return weight.data + index * weight.group_bytes;
   }
+  // Not unit.load() for what is needed first: the compiler would move it behind the wait for
+  // inputs.
   template <class Unit>
   EFFINFER_DEVICE static Header read_header(Unit& unit, const Params& p, const uint8_t* group) {
-    return {p.row_scales ? 1 : unit.load(reinterpret_cast<const int32_t*>(group + 64)),
-            unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16)};
+    int32_t uniform = 1;
+    if (!p.row_scales) {
+      const Quad flag = unit.load_written(reinterpret_cast<const Quad*>(group + 64));
+      uniform = static_cast<int32_t>(flag.words[0]);
+    }
+    return {uniform, unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16)};
   }
   template <class Unit>
   EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const Place& place) {
