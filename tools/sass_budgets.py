@@ -65,9 +65,9 @@ BUDGETS = (
     Budget("TileRows<*, 8>", 104, 1, 98304, STREAM, NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     # Their shared memory is the launch's, too.
-    Budget("TernaryMatmul<7, 1>", 64, 4, 128, ("LDGSTS.128", "IMMA")),
-    Budget("TernaryMatmul<8, 1>", 120, 2, 128, ("LDGSTS.128", "IMMA")),
-    Budget("TernaryMatmul<[78], 2>", 120, 2, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<7, 1>", 64, 8, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<8, 1>", 120, 4, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<[78], 2>", 120, 4, 128, ("LDGSTS.128", "IMMA")),
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.

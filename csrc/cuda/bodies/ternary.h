@@ -1,14 +1,15 @@
 // Ternary weights times int8_token operands: exact integer sums by the tensor cores, then the float
 // operations of ops/matmul.h in their order, so that the bits are those of every other kernel.
 //
-// A block of threads takes a unit as in stream_matmul.h, 32 rows, and its eight warps take turns at
+// A block of threads takes a unit as in stream_matmul.h, 32 rows, and its four warps take turns at
 // the blocks of 256 k. Sums of rows with one scale are added at the end, in any order: they are
-// integers. Where scales differ between blocks, eight blocks' sums go through shared memory at a
+// integers. Where scales differ between blocks, four blocks' sums go through shared memory at a
 // time and a thread a row and token scales and adds them in order.
 //
-// Weights and activations come by asynchronous copies, two blocks of a warp at a time, 4 KB of
-// weights: a matrix whose units all have a place on the GPU is asked for at once, and so is all
-// else that the launch names, so that a block waits for memory once. Of t2 512 bytes of a warp take
+// Weights and activations come by asynchronous copies, kPlaces blocks of a warp at a time of 2 KB
+// of weights, and so does all else that the launch names: a block waits for memory once. Blocks are
+// small, so that those of the next launch have room beside them and ask for their weights while
+// these multiply. Of t2 512 bytes of a warp take
 // 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory bounds it. t1_6
 // takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4): instructions
 // bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is short.
@@ -33,13 +34,14 @@ struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";
   static constexpr int kWarps = kTernaryWarps;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 4 : 2;
+  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 8 : 4;
   static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * 8;
+  static constexpr int kOwnTokens = kTokens / kWarps;  // of which a thread adds up a row's sums
   static constexpr int kRows = 32;
   // A warp's memory: places of ternary_copies.h. The sums [token][row] of what was multiplied take
   // that of their block.
-  static constexpr int kPlaces = 2;
+  static constexpr int kPlaces = kTiles == 1 ? 3 : 2;
   static constexpr int warp_bytes(int tokens) { return kPlaces * ternary_place_bytes(tokens); }
   static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTernaryTokenBytes);
   using Params = TernaryParams;
@@ -64,7 +66,7 @@ struct TernaryMatmul {
     }
     const Tails tails = read_tails(unit, p, place);
     int32_t sums[kTiles][2][4] = {};
-    Result results[kTiles] = {};
+    Result results[kOwnTokens] = {};
     // Asked where it is needed: until then the header is on its way.
     const auto by_blocks = [&] { return unit.ballot(header.uniform == 0) != 0; };
     int at = 0;
@@ -90,7 +92,7 @@ struct TernaryMatmul {
         copies.fetch_tokens(unit, p, next, memory);
         unit.commit();
       }
-      at ^= 1;
+      if (++at == kPlaces) at = 0;
     }
     if (!by_blocks()) {
       store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, 0));
@@ -114,8 +116,8 @@ struct TernaryMatmul {
   };
   // Of the thread's tokens: the scale, and the sum of the values.
   struct Tails {
-    float scale[kTiles];
-    int32_t ones[kTiles];
+    float scale[kOwnTokens];
+    int32_t ones[kOwnTokens];
   };
   // Of a row and a token: the sum of digits, and what the blocks with scales of their own add up
   // to.
@@ -163,13 +165,13 @@ struct TernaryMatmul {
   EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const Place& place) {
     Tails tails = {};
     EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * 8 + unit.warp;
+    for (int i = 0; i < kOwnTokens; ++i) {
+      const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
       const Quad tail =
           unit.load_written(reinterpret_cast<const Quad*>(token_tail(p, place, token)));
-      tails.scale[tile] = float_of(tail.words[0]);
-      tails.ones[tile] = static_cast<int32_t>(tail.words[1]);
+      tails.scale[i] = float_of(tail.words[0]);
+      tails.ones[i] = static_cast<int32_t>(tail.words[1]);
     }
     return tails;
   }
@@ -246,16 +248,16 @@ struct TernaryMatmul {
     }
   }
 
-  // A thread has row thread % 32 of tokens thread / 32 + 8 tile.
+  // A thread has row thread % 32 of tokens thread / 32 + kWarps i.
   template <class Unit>
   EFFINFER_DEVICE static void add_warps(const Unit& unit, const Params& p, const Place& place,
-                                        Shared& shared, Result (&results)[kTiles]) {
+                                        Shared& shared, Result (&results)[kOwnTokens]) {
     EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * 8 + unit.warp;
+    for (int i = 0; i < kOwnTokens; ++i) {
+      const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
       for (int warp = 0; warp < kWarps; ++warp) {
-        results[tile].digits += sums_at(p, shared, warp, 0)[token][unit.lane];
+        results[i].digits += sums_at(p, shared, warp, 0)[token][unit.lane];
       }
     }
   }
@@ -263,20 +265,21 @@ struct TernaryMatmul {
   template <class Unit>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
                                          const uint8_t* group, int first_block, int at,
-                                         Shared& shared, Result (&results)[kTiles]) {
+                                         Shared& shared, Result (&results)[kOwnTokens]) {
     const uint8_t* scales = group + p.tail_offset;
+    EFFINFER_NO_UNROLL
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
       const int block = first_block + i;
       const float d = unit.from_f16(
           unit.load(reinterpret_cast<const uint16_t*>(scales) + block * 16 + unit.lane % 16));
       EFFINFER_UNROLL
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const int token = tile * 8 + unit.warp;
+      for (int j = 0; j < kOwnTokens; ++j) {
+        const int token = j * kWarps + unit.warp;
         if (token >= place.num_tokens) continue;
         const int32_t digits = sums_at(p, shared, i, at)[token][unit.lane];
         const int32_t ones = unit.load(token_tail(p, place, token) + 2 + block);
-        results[tile].digits += digits;
-        results[tile].scaled = fmaf(static_cast<float>(digits - ones), d, results[tile].scaled);
+        results[j].digits += digits;
+        results[j].scaled = fmaf(static_cast<float>(digits - ones), d, results[j].scaled);
       }
     }
   }
@@ -290,19 +293,19 @@ struct TernaryMatmul {
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place,
                                      const Header& header, const Tails& tails,
-                                     const Result (&results)[kTiles]) {
+                                     const Result (&results)[kOwnTokens]) {
     const bool gated = p.glu != ops::UnaryOp::none;
     const int half = unit.lane / 16;
     const bool uniform = header.uniform != 0;
     const int row = gated ? place.unit * 16 + unit.lane % 16 : place.unit * kRows + unit.lane;
     EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * 8 + unit.warp;
+    for (int i = 0; i < kOwnTokens; ++i) {
+      const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
-      const float scale = tails.scale[tile];
-      const auto sum = static_cast<float>(results[tile].digits - tails.ones[tile]);
+      const float scale = tails.scale[i];
+      const auto sum = static_cast<float>(results[i].digits - tails.ones[i]);
       const float value = uniform ? unit.mul(sum, unit.mul(scale, header.scale))
-                                  : unit.mul(results[tile].scaled, scale);
+                                  : unit.mul(results[i].scaled, scale);
       const float second = unit.shfl_xor(value, 16);
       if ((gated && half == 1) || row >= place.part->rows) continue;
       finish_output(unit, *place.part, p.parts[1], p.glu, p.operand, place.first_token + token, row,

@@ -15,7 +15,7 @@
 
 namespace effinfer::cuda {
 
-inline constexpr int kTernaryWarps = 8;
+inline constexpr int kTernaryWarps = 4;
 inline constexpr int kTernaryLineBytes = 4 * kWarp * 16;
 inline constexpr int kTernaryTokenBytes = 256 + 16;
 
