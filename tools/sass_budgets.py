@@ -36,8 +36,9 @@ STREAM = ("LDGSTS.128", "HMMA")
 # Keys and values come as copies of 16 bytes; the states of other blocks as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
-# Tiles of activations come by tensor maps, warps wait for them at mbarriers; weights are copied.
-WGMMA = ("HGMMA", "UTMALDG", "LDGSTS.128", "SYNCS", "USETMAXREG")
+# Tiles of activations come by tensor maps and weights by bulk copies, for which warps wait at
+# mbarriers.
+WGMMA = ("HGMMA", "UTMALDG", "UBLKCP", "SYNCS", "USETMAXREG")
 # Keys and values as a caller has them.
 PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
 # Pages come as loads or, where they are re-arranged, as copies.
@@ -53,9 +54,9 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{*}, 1, 1, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 2, 1, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 4, 1, 8, 2>", 224, 1, 128, STREAM),
-    # Arguments: format, tokens. What the entry has is for all its warps alike.
-    Budget("WgmmaMatmul<PackedFormat{*}, 64>", 168, 1, 148480, WGMMA, "sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 214016, WGMMA, "sm_90a"),
+    # Arguments: format, rows / 128, tokens. What the entry has is for all its warps alike.
+    Budget("WgmmaMatmul<PackedFormat{*}, 1, 128>", 168, 1, 197632, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 2, 128>", 168, 1, 204800, WGMMA, "sm_90a"),
     Budget("StreamPair<2>", 224, 1, 128, STREAM),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, NOT_HOPPER),
@@ -64,9 +65,9 @@ BUDGETS = (
     Budget("TileRows<*, 8>", 104, 1, 98304, STREAM, NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     # Their shared memory is the launch's, too.
-    Budget("TernaryMatmul<7, 1>", 64, 4, 128, ("LDGSTS.128", "IMMA")),
-    Budget("TernaryMatmul<8, 1>", 120, 2, 128, ("LDGSTS.128", "IMMA")),
-    Budget("TernaryMatmul<[78], 2>", 120, 2, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<7, 1>", 64, 8, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<8, 1>", 120, 4, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<[78], 2>", 120, 4, 128, ("LDGSTS.128", "IMMA")),
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.

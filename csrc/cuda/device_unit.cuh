@@ -19,8 +19,8 @@ class DeviceUnit {
 
   __device__ __forceinline__ DeviceUnit()
       : thread(static_cast<int>(threadIdx.x)),
-        lane(static_cast<int>(threadIdx.x) % kWarp),
-        warp(static_cast<int>(threadIdx.x) / kWarp),
+        lane(static_cast<int>(threadIdx.x % kWarp)),  // unsigned: the compiler sees it is no less
+        warp(static_cast<int>(threadIdx.x / kWarp)),
         block(static_cast<int>(blockIdx.x)),
         num_blocks(static_cast<int>(gridDim.x)) {}
 

@@ -26,7 +26,7 @@ void launch_wgmma_u8_dense(const ops::PackedFormat& format, const ops::Operand& 
 template <class Kernel>
 int64_t wgmma_row_blocks(const TileParams& tile) {
   int64_t blocks = 0;
-  for (const TilePart& part : tile.parts) blocks += blocks_for(part.units, Kernel::kWarps);
+  for (const TilePart& part : tile.parts) blocks += blocks_for(part.units, Kernel::kUnits);
   return blocks;
 }
 
@@ -42,17 +42,18 @@ void launch_wgmma_tile(const ops::Operand& x, const TileParams& tile, Queue& que
   launch<Kernel>(params, int64_t{params.tile.token_blocks} * params.tile.row_blocks, queue);
 }
 
-// Tiles of 64 tokens unpack weights twice as often, and keep more multiprocessors busy where there
-// are few. Both give the same bits.
+// Half as many rows keep more multiprocessors busy where there are few tiles. Both give the same
+// bits.
 template <ops::PackedFormat kFormat>
 void launch_wgmma_format(const ops::Operand& x, const TileParams& tile, Queue& queue) {
-  using Small = WgmmaMatmul<kFormat, 64>;
-  using Large = WgmmaMatmul<kFormat, 128>;
-  const int64_t rows = wgmma_row_blocks<Large>(tile);
-  const auto turns = [&](int tokens) {
-    return blocks_for(rows * blocks_for(tile.tokens, tokens), num_multiprocessors(queue));
+  using Small = WgmmaMatmul<kFormat, 1, 128>;
+  using Large = WgmmaMatmul<kFormat, 2, 128>;
+  const int64_t tokens = blocks_for(tile.tokens, Large::kTokens);
+  const auto turns = [&](int64_t row_blocks) {
+    return blocks_for(row_blocks * tokens, num_multiprocessors(queue));
   };
-  if (3 * turns(Small::kTokens) < 4 * turns(Large::kTokens)) {
+  // A small tile takes somewhat more than half the time.
+  if (11 * turns(wgmma_row_blocks<Small>(tile)) < 20 * turns(wgmma_row_blocks<Large>(tile))) {
     launch_wgmma_tile<Small>(x, tile, queue);
   } else {
     launch_wgmma_tile<Large>(x, tile, queue);

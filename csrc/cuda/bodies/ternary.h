@@ -1,46 +1,28 @@
 // Ternary weights times int8_token operands: exact integer sums by the tensor cores, then the float
 // operations of ops/matmul.h in their order, so that the bits are those of every other kernel.
 //
-// A block of threads takes a unit as in stream_matmul.h, 32 rows, and its eight warps take turns at
+// A block of threads takes a unit as in stream_matmul.h, 32 rows, and its four warps take turns at
 // the blocks of 256 k. Sums of rows with one scale are added at the end, in any order: they are
-// integers. Where scales differ between blocks, eight blocks' sums go through shared memory at a
+// integers. Where scales differ between blocks, four blocks' sums go through shared memory at a
 // time and a thread a row and token scales and adds them in order.
 //
-// Weights and activations come by asynchronous copies, two blocks of a warp at a time, 4 KB of
-// weights: a matrix whose units all have a place on the GPU is asked for at once. Of t2 512 bytes
-// of a warp take 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory
-// bounds it. t1_6 takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4):
-// instructions bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is
-// short.
+// Weights and activations come by asynchronous copies, kPlaces blocks of a warp at a time of 2 KB
+// of weights, and so does all else that the launch names: a block waits for memory once. Blocks are
+// small, so that those of the next launch have room beside them and ask for their weights while
+// these multiply. Of t2 512 bytes of a warp take
+// 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory bounds it. t1_6
+// takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4): instructions
+// bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is short.
 #pragma once
 
 #include <cmath>
 
 #include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/ternary_copies.h"
 #include "cuda/bodies/ternary_digits.h"
 #include "cuda/unit.h"
-#include "ops/operand.h"
-#include "ops/packed_weight.h"
 
 namespace effinfer::cuda {
-
-struct TernaryParams {
-  const uint8_t* x = nullptr;
-  int64_t x_row_bytes = 0;
-  int32_t padded = 0;  // columns
-  int32_t tokens = 0;
-  int32_t token_blocks = 0;
-  int32_t blocks = 0;  // of 256 k
-  int32_t units = 0;   // of all parts
-  ops::UnaryOp glu = ops::UnaryOp::none;
-  bool row_scales = false;  // ScaleKind::row
-  int64_t header_bytes = 0;
-  int64_t tail_offset = 0;   // of the scales of blocks in a group
-  int32_t block_tokens = 0;  // at most, of a block
-  int32_t warp_bytes = 0;    // of shared memory
-  MatmulWeight parts[ops::kMaxMatmulParts];
-  OperandOut operand;
-};
 
 // How much there is of it depends on the launch.
 struct TernaryShared {
@@ -50,76 +32,74 @@ struct TernaryShared {
 template <ops::QuantBits kBits, int kTiles>
 struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = kTernaryWarps;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 4 : 2;
+  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 8 : 4;
   static constexpr bool kWaitsItself = true;
   static constexpr int kTokens = kTiles * 8;
+  static constexpr int kOwnTokens = kTokens / kWarps;  // of which a thread adds up a row's sums
   static constexpr int kRows = 32;
-  // Of a token: a block's 256 bytes, and 16 so that eight tokens' dwords lie in all banks.
-  static constexpr int kTokenBytes = 256 + 16;
-  // A warp's memory: two places, of the lanes' lines [4][lane] 16 bytes and then of activations,
-  // and its sums [token][row].
-  static constexpr int kPlaces = 2;
-  static constexpr int kLineBytes = 4 * kWarp * 16;
-  static constexpr int place_bytes(int tokens) { return kLineBytes + tokens * kTokenBytes; }
-  static constexpr int warp_bytes(int tokens) {
-    return kPlaces * place_bytes(tokens) + tokens * kRows * static_cast<int>(sizeof(int32_t));
-  }
+  // A warp's memory: places of ternary_copies.h. The sums [token][row] of what was multiplied take
+  // that of their block.
+  static constexpr int kPlaces = kTiles == 1 ? 3 : 2;
+  static constexpr int warp_bytes(int tokens) { return kPlaces * ternary_place_bytes(tokens); }
+  static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTernaryTokenBytes);
   using Params = TernaryParams;
   using Digits = TernaryDigits<kBits>;
   using Shared = TernaryShared;
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
-    Place place = find(unit, p);
-    int32_t sums[kTiles][2][4] = {};
-    Result results[kTiles] = {};
+    const Place place = find(unit, p);
+    const uint8_t* const group = group_of(p, place, unit.lane / 16);
+    TernaryCopies<kBits> copies(unit, p, group, place.first_token, place.num_tokens);
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
-      fetch_weights(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
-      unit.commit();
+      copies.fetch_weights(unit, p, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
     }
-    // Both are looked up at once, behind the first weights.
-    const bool uniform[2] = {is_uniform(unit, p, place, 0), is_uniform(unit, p, place, 1)};
-    const bool by_blocks = !uniform[0] || !uniform[1];
+    const Header header = read_header(unit, p, group);
     unit.wait_for_inputs();
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
-      const auto store = [&](uint8_t* to, const uint8_t* from) {
-        *reinterpret_cast<Quad*>(to) = unit.load_written(reinterpret_cast<const Quad*>(from));
-      };
-      each_token(unit, p, place, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i), store);
+      copies.fetch_tokens(unit, p, unit.warp + i * kWarps, place_at(p, shared, unit.warp, i));
+      unit.commit();
     }
+    const Tails tails = read_tails(unit, p, place);
+    int32_t sums[kTiles][2][4] = {};
+    Result results[kOwnTokens] = {};
+    // Asked where it is needed: until then the header is on its way.
+    const auto by_blocks = [&] { return unit.ballot(header.uniform == 0) != 0; };
     int at = 0;
+    EFFINFER_NO_UNROLL
     for (int first = 0; first < p.blocks; first += kWarps) {
       const int block = first + unit.warp;
+      uint8_t* const memory = place_at(p, shared, unit.warp, at);
       if (block < p.blocks) {
-        uint8_t* const memory = place_at(p, shared, unit.warp, at);
         unit.template wait<kPlaces - 1>();
         unit.sync_warp();
-        multiply(unit, memory, lines_of(p, block), place.num_tokens, sums);
-        unit.sync_warp();  // all have read what the next copies replace
+        multiply(unit, memory, ternary_lines_of<kBits>(p, block), place.num_tokens, sums);
+        unit.sync_warp();  // all have read what comes in its place
+      }
+      if (by_blocks()) {
+        store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
+        unit.sync();
+        add_blocks(unit, p, place, group, first, at, shared, results);
+        unit.sync();
+      }
+      if (block < p.blocks) {
         const int next = block + kPlaces * kWarps;
-        fetch_weights(unit, p, place, next, memory);
-        each_token(unit, p, place, next, memory,
-                   [&](uint8_t* to, const uint8_t* from) { unit.copy_async(to, from); });
+        copies.fetch_weights(unit, p, next, memory);
+        copies.fetch_tokens(unit, p, next, memory);
         unit.commit();
-        at ^= 1;
       }
-      if (by_blocks) {
-        store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp));
-        unit.sync();
-        add_blocks(unit, p, place, first, shared, results);
-        unit.sync();
-      }
+      if (++at == kPlaces) at = 0;
     }
-    if (!by_blocks) {
-      store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp));
+    if (!by_blocks()) {
+      store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, 0));
       unit.sync();
       add_warps(unit, p, place, shared, results);
     }
-    finish(unit, p, place, results);
+    finish(unit, p, place, header, tails, results);
   }
 
  private:
@@ -128,6 +108,16 @@ struct TernaryMatmul {
     int unit;
     int first_token;
     int num_tokens;
+  };
+  // Of a lane's group: whether rows have one scale, and that of its row.
+  struct Header {
+    int32_t uniform;
+    float scale;
+  };
+  // Of the thread's tokens: the scale, and the sum of the values.
+  struct Tails {
+    float scale[kOwnTokens];
+    int32_t ones[kOwnTokens];
   };
   // Of a row and a token: the sum of digits, and what the blocks with scales of their own add up
   // to.
@@ -140,8 +130,10 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static Place find(const Unit& unit, const Params& p) {
-    const int first = unit.block % p.token_blocks * p.block_tokens;
-    int index = unit.block / p.token_blocks;
+    // Divisions take as long as some loads.
+    const bool divides = p.token_blocks > 1;
+    const int first = divides ? unit.block % p.token_blocks * p.block_tokens : 0;
+    int index = divides ? unit.block / p.token_blocks : unit.block;
     const MatmulWeight* part = p.parts;
     if (p.glu == ops::UnaryOp::none) {
       while (index >= units_of(*part)) index -= units_of(*part++);
@@ -158,58 +150,40 @@ struct TernaryMatmul {
     const int index = wanted < weight.groups ? wanted : weight.groups - 1;
     return weight.data + index * weight.group_bytes;
   }
+  // Not unit.load() for what is needed first: the compiler would move it behind the wait for
+  // inputs.
   template <class Unit>
-  EFFINFER_DEVICE static bool is_uniform(Unit& unit, const Params& p, const Place& place,
-                                         int half) {
-    if (p.row_scales) return true;
-    return unit.load(reinterpret_cast<const int32_t*>(group_of(p, place, half) + 64)) != 0;
+  EFFINFER_DEVICE static Header read_header(Unit& unit, const Params& p, const uint8_t* group) {
+    int32_t uniform = 1;
+    if (!p.row_scales) {
+      const Quad flag = unit.load_written(reinterpret_cast<const Quad*>(group + 64));
+      uniform = static_cast<int32_t>(flag.words[0]);
+    }
+    return {uniform, unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16)};
+  }
+  template <class Unit>
+  EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const Place& place) {
+    Tails tails = {};
+    EFFINFER_UNROLL
+    for (int i = 0; i < kOwnTokens; ++i) {
+      const int token = i * kWarps + unit.warp;
+      if (token >= place.num_tokens) continue;
+      const Quad tail =
+          unit.load_written(reinterpret_cast<const Quad*>(token_tail(p, place, token)));
+      tails.scale[i] = float_of(tail.words[0]);
+      tails.ones[i] = static_cast<int32_t>(tail.words[1]);
+    }
+    return tails;
   }
 
   using SumRow = int32_t[kRows];
 
   EFFINFER_DEVICE static uint8_t* place_at(const Params& p, Shared& shared, int warp, int index) {
     return reinterpret_cast<uint8_t*>(&shared) + warp * p.warp_bytes +
-           index * place_bytes(p.block_tokens);
+           index * ternary_place_bytes(p.block_tokens);
   }
-  EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp) {
-    return reinterpret_cast<SumRow*>(place_at(p, shared, warp, kPlaces));
-  }
-  EFFINFER_DEVICE static int dwords_of(const Params& p, int block) {
-    const int left = p.padded / 4 - block * 64;
-    return left < 64 ? left : 64;
-  }
-  EFFINFER_DEVICE static int lines_of(const Params& p, int block) {
-    return static_cast<int>(ops::ternary_lines(kBits, dwords_of(p, block)));
-  }
-
-  // Puts the lane's lines of a block on their way, zeros for those that it does not have.
-  template <class Unit>
-  EFFINFER_DEVICE static void fetch_weights(Unit& unit, const Params& p, const Place& place,
-                                            int block, uint8_t* to) {
-    constexpr int kFull = static_cast<int>(ops::ternary_lines(kBits, 64));
-    if (block >= p.blocks) return;
-    const int t = unit.lane % 4;
-    const int lines = lines_of(p, block);
-    const uint8_t* from = group_of(p, place, unit.lane / 16) + p.header_bytes +
-                          int64_t{block} * (kFull * 64) + t * 64 + unit.lane / 4 % 4 * 16;
-    EFFINFER_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      unit.copy_async(to + u * (kWarp * 16) + unit.lane * 16, from + u * 256, 4 * u + t < lines);
-    }
-  }
-
-  // copy(to, from): 16 bytes of the activations of a block.
-  template <class Unit, class Copy>
-  EFFINFER_DEVICE static void each_token(Unit& unit, const Params& p, const Place& place, int block,
-                                         uint8_t* memory, Copy&& copy) {
-    const int piece = unit.lane % 16;
-    if (block >= p.blocks || piece * 4 >= dwords_of(p, block)) return;
-    const uint8_t* from = p.x + place.first_token * p.x_row_bytes + block * 256 + piece * 16;
-    uint8_t* const to = memory + kLineBytes + piece * 16;
-    EFFINFER_NO_UNROLL
-    for (int token = unit.lane / 16; token < place.num_tokens; token += 2) {
-      copy(to + token * kTokenBytes, from + token * p.x_row_bytes);
-    }
+  EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp, int index) {
+    return reinterpret_cast<SumRow*>(place_at(p, shared, warp, index));
   }
 
   template <class Unit>
@@ -221,13 +195,14 @@ struct TernaryMatmul {
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int token = tile * 8 + unit.lane / 4;
-      mine[tile] =
-          memory + kLineBytes + (token < num_tokens ? token : 0) * kTokenBytes + unit.lane % 4 * 4;
+      mine[tile] = memory + kTernaryLineBytes +
+                   (token < num_tokens ? token : 0) * kTernaryTokenBytes + unit.lane % 4 * 4;
     }
+    const uint8_t* lines_at = memory + TernaryCopies<kBits>::line_at(unit.lane);
     EFFINFER_UNROLL
     for (int u = 0; u < 4; ++u) {
       if (4 * u >= lines) continue;
-      const Quad quad = *reinterpret_cast<const Quad*>(memory + u * (kWarp * 16) + unit.lane * 16);
+      const Quad quad = *reinterpret_cast<const Quad*>(lines_at + u * (kWarp * 16));
       uint32_t digits[4][2 * kSteps];
       EFFINFER_UNROLL
       for (int row = 0; row < 4; ++row) Digits::take(quad.words[row], digits[row]);
@@ -273,37 +248,38 @@ struct TernaryMatmul {
     }
   }
 
-  // A thread has row thread % 32 of tokens thread / 32 + 8 tile.
+  // A thread has row thread % 32 of tokens thread / 32 + kWarps i.
   template <class Unit>
   EFFINFER_DEVICE static void add_warps(const Unit& unit, const Params& p, const Place& place,
-                                        Shared& shared, Result (&results)[kTiles]) {
+                                        Shared& shared, Result (&results)[kOwnTokens]) {
     EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * 8 + unit.warp;
+    for (int i = 0; i < kOwnTokens; ++i) {
+      const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
       for (int warp = 0; warp < kWarps; ++warp) {
-        results[tile].digits += sums_at(p, shared, warp)[token][unit.lane];
+        results[i].digits += sums_at(p, shared, warp, 0)[token][unit.lane];
       }
     }
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
-                                         int first_block, Shared& shared,
-                                         Result (&results)[kTiles]) {
-    const uint8_t* scales = group_of(p, place, unit.lane / 16) + p.tail_offset;
+                                         const uint8_t* group, int first_block, int at,
+                                         Shared& shared, Result (&results)[kOwnTokens]) {
+    const uint8_t* scales = group + p.tail_offset;
+    EFFINFER_NO_UNROLL
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
       const int block = first_block + i;
       const float d = unit.from_f16(
           unit.load(reinterpret_cast<const uint16_t*>(scales) + block * 16 + unit.lane % 16));
       EFFINFER_UNROLL
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const int token = tile * 8 + unit.warp;
+      for (int j = 0; j < kOwnTokens; ++j) {
+        const int token = j * kWarps + unit.warp;
         if (token >= place.num_tokens) continue;
-        const int32_t digits = sums_at(p, shared, i)[token][unit.lane];
+        const int32_t digits = sums_at(p, shared, i, at)[token][unit.lane];
         const int32_t ones = unit.load(token_tail(p, place, token) + 2 + block);
-        results[tile].digits += digits;
-        results[tile].scaled = fmaf(static_cast<float>(digits - ones), d, results[tile].scaled);
+        results[j].digits += digits;
+        results[j].scaled = fmaf(static_cast<float>(digits - ones), d, results[j].scaled);
       }
     }
   }
@@ -316,21 +292,20 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place,
-                                     const Result (&results)[kTiles]) {
+                                     const Header& header, const Tails& tails,
+                                     const Result (&results)[kOwnTokens]) {
     const bool gated = p.glu != ops::UnaryOp::none;
     const int half = unit.lane / 16;
-    const uint8_t* group = group_of(p, place, half);
-    const float d = unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16);
-    const bool uniform = is_uniform(unit, p, place, half);
+    const bool uniform = header.uniform != 0;
     const int row = gated ? place.unit * 16 + unit.lane % 16 : place.unit * kRows + unit.lane;
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * 8 + unit.warp;
+    EFFINFER_UNROLL
+    for (int i = 0; i < kOwnTokens; ++i) {
+      const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
-      const int32_t* tail = token_tail(p, place, token);
-      const float scale = float_of(static_cast<uint32_t>(unit.load(tail)));
-      const auto sum = static_cast<float>(results[tile].digits - unit.load(tail + 1));
-      const float value =
-          uniform ? unit.mul(sum, unit.mul(scale, d)) : unit.mul(results[tile].scaled, scale);
+      const float scale = tails.scale[i];
+      const auto sum = static_cast<float>(results[i].digits - tails.ones[i]);
+      const float value = uniform ? unit.mul(sum, unit.mul(scale, header.scale))
+                                  : unit.mul(results[i].scaled, scale);
       const float second = unit.shfl_xor(value, 16);
       if ((gated && half == 1) || row >= place.part->rows) continue;
       finish_output(unit, *place.part, p.parts[1], p.glu, p.operand, place.first_token + token, row,

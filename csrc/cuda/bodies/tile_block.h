@@ -25,17 +25,16 @@ struct TileResults {
                                                       bits_of(of[1][i]), bits_of(of[1][2 + i])}});
     }
   }
+  // Those of rows 2 g and 2 g + 1 of group `group`.
+  template <class Unit>
+  EFFINFER_DEVICE void store_rows(const Unit& unit, int tile, int group, const float (&of)[4]) {
+    const int g = unit.lane / 4;
+    store_pair(tile * kTileColumns + unit.lane % 4 * 2, 4 * group + g / 2, g % 2, of);
+  }
   // Those of one pair of rows.
   template <class Unit>
   EFFINFER_DEVICE void store_pair(const Unit& unit, int tile, int pair, const float (&of)[4]) {
-    const int g = unit.lane / 4;
-    const int t = unit.lane % 4;
-    EFFINFER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const int token = tile * kTileColumns + 2 * t + i;
-      uint32_t* words = quads[token][g ^ (token % 8)].words + 2 * (pair ^ token / 2 % 2);
-      *reinterpret_cast<Pair*>(words) = {{bits_of(of[i]), bits_of(of[2 + i])}};
-    }
+    store_pair(tile * kTileColumns + unit.lane % 4 * 2, unit.lane / 4, pair, of);
   }
   EFFINFER_DEVICE Quad at(int token, int n) const {
     const Quad four = quads[token][n ^ (token % 8)];
@@ -43,6 +42,15 @@ struct TileResults {
   }
 
  private:
+  // A pair of quad n of two tokens.
+  EFFINFER_DEVICE void store_pair(int first, int n, int pair, const float (&of)[4]) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int token = first + i;
+      uint32_t* words = quads[token][n ^ (token % 8)].words + 2 * (pair ^ token / 2 % 2);
+      *reinterpret_cast<Pair*>(words) = {{bits_of(of[i]), bits_of(of[2 + i])}};
+    }
+  }
   EFFINFER_DEVICE static Quad turned(int token, const Quad& four) {
     const auto& [a, b, c, d] = four.words;
     return token / 2 % 2 == 0 ? four : Quad{{c, d, a, b}};
