@@ -34,7 +34,6 @@ namespace effinfer::cuda {
 inline constexpr int kGroupRows = 64;  // of a warpgroup
 inline constexpr int kConsumers = 2;   // warpgroups
 inline constexpr int kConsumerWarps = kConsumers * kGroupWarps;
-inline constexpr int kSegmentTokens = ops::kSegmentUnits * kUnitTokens;
 
 template <int kColumns>
 struct WgmmaAttentionShared {
@@ -53,6 +52,7 @@ struct WgmmaAttentionShared {
   Mbarrier step_full[kSteps];
   KeyStep steps[kSteps];
   ItemUnits units;
+  SegmentRule rule;
   Visibility visible;
   TileRow rows[kConsumers * kGroupRows];
   int32_t is_last;
@@ -94,12 +94,13 @@ class WgmmaAttentionRun {
   EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
   EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
 
-  // Whether there is another step, of which it looks up the begin, not before the weights of the
+  // Whether there is another step, of which it looks up the segment, not before the weights of the
   // step before are there.
   EFFINFER_DEVICE bool begin_step() {
     unit_.barrier_wait(shared_.step_full[step_.index], step_.parity ^ softmax_.settled());
-    start_ = unit_.shfl(shared_.steps[step_.index].starts[0], 0);
-    return start_ >= 0;
+    const KeyStep& step = shared_.steps[step_.index];
+    next_segment_ = unit_.shfl(step.segment, 0);
+    return unit_.shfl(step.starts[0], 0) >= 0;
   }
 
   EFFINFER_DEVICE void multiply() {
@@ -113,9 +114,9 @@ class WgmmaAttentionRun {
     unit_.template wgmma_wait<0>(flat(scores));
     for (bool is_first = true;; is_first = false) {
       free_keys();
-      if (start_ / kSegmentTokens != segment_) {
+      if (next_segment_ != segment_) {
         unit_.template wgmma_wait<0>(flat_values());
-        end_segments(start_ / kSegmentTokens);
+        end_segments(next_segment_);
       }
       add_step(scores);
       const bool is_last = !begin_step();
@@ -203,9 +204,7 @@ class WgmmaAttentionRun {
     unit_.wgmma_commit();
   }
 
-  EFFINFER_DEVICE const TileRow* own_rows() const {
-    return shared_.rows + unit_.warp * kTileRows;
-  }
+  EFFINFER_DEVICE const TileRow* own_rows() const { return shared_.rows + unit_.warp * kTileRows; }
 
   EFFINFER_DEVICE RowSpan span() const {
     return span_of(shared_.rows, unit_.warp * kTileRows, result_.num_rows());
@@ -254,7 +253,7 @@ class WgmmaAttentionRun {
   Softmax softmax_;
   typename Softmax::Values values_ = {};
   int segment_ = 0;        // that is being summed
-  int32_t start_ = -1;     // the step's first token; -1: there is none
+  int next_segment_ = 0;   // that of the step
   bool is_plain_ = false;  // see StepSoftmax
   Place keys_at_;
   Place values_at_;
@@ -267,6 +266,9 @@ struct WgmmaAttention {
   static constexpr int kThreads = (kConsumerWarps + kGroupWarps) * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr int kArch = 90;
+  // Of a thread. Three warpgroups have 168 each at first.
+  static constexpr int kConsumerRegisters = kColumns == 4 ? 208 : 192;
+  static constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
   static constexpr int kRows = kConsumers * kGroupRows;  // of a tile
   using Params = AttentionParams;
   using Shared = WgmmaAttentionShared<kColumns>;
@@ -278,14 +280,13 @@ struct WgmmaAttention {
     const ops::AttentionTile& tile = params.p.work.tiles[item.tile];
     start(unit, params.p, item, tile, shared);
     unit.sync();
-    // 2 x 208 + 88 registers are what three warpgroups of 168 have.
     if (unit.shfl(unit.warp, 0) >= kConsumerWarps) {
-      unit.template give_registers<88>();
+      unit.template give_registers<kProducerRegisters>();
       bring(unit, params.p, tile, shared);
       // Its barriers are the whole block's.
       if (item.partial >= 0) ends_last_item(unit, params.p, item.merge, shared.is_last);
     } else {
-      unit.template take_registers<208>();
+      unit.template take_registers<kConsumerRegisters>();
       WgmmaAttentionRun<Unit, kType, kColumns>(unit, params, shared).run();
     }
   }
@@ -318,6 +319,7 @@ struct WgmmaAttention {
     for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
     unit.fence_async();  // for copies
     shared.units = units_of(p, item, tile);
+    shared.rule = segment_rule_of(p, tile, shared.units);
     shared.visible = visibility_of(p, tile);
     Shared::Result::begin_item(item, tile, shared.result, ops::kSegmentUnits);
   }

@@ -83,9 +83,7 @@ class StepSoftmax {
   }
   // 0, which depends on all weights so far: what is done with it waits for them. Without it ptxas
   // moves waits for products that are under way to before the powers of two.
-  EFFINFER_DEVICE int settled() const {
-    return rows_[0].sum < 0.0f || rows_[1].sum < 0.0f ? 1 : 0;
-  }
+  EFFINFER_DEVICE int settled() const { return rows_[0].sum < 0.0f || rows_[1].sum < 0.0f ? 1 : 0; }
   // As operands.
   template <class Unit>
   EFFINFER_DEVICE static void round(Unit& unit, Scores& scores, Weights& weights) {

@@ -2,11 +2,18 @@
 // warpgroup that re-arranges pages on their way, or a warp that asks for copies of pages that are
 // re-arranged already.
 //
-// A step is two units of 64 tokens: a stage of keys, then one of values. Units that a list has are
-// paired in their order from each segment's start on, so that lists of few units have few steps;
-// without a list units 2 i and 2 i + 1 are a pair. Which ones are depends neither on the item nor
-// on the rows beside, and pairs of which the item visits nothing are left out. What the consumers
-// must know of a step goes through a ring of its own.
+// A step is two units of 64 tokens: a stage of keys, then one of values. A segment, of which values
+// go on in one sum, is 32 units:
+//
+//   without a list     those of 2048 tokens in a row; units 2 i and 2 i + 1 are a step
+//   with one           the next 32 that the list has, wherever they are, and pairs of those: lists
+//                      of few units have few segments and few steps
+//   and with windows   those that it has of 2048 tokens in a row, as tiles see different ones
+//
+// Which ones are follows from the list alone, neither from the item nor from the rows beside; pairs
+// of which the tile visits nothing are left out. An item has the segments that begin in its units,
+// and its partial results are counted by these. What the consumers must know of a step goes through
+// a ring of its own.
 #pragma once
 
 #include <cstdint>
@@ -22,33 +29,49 @@ inline constexpr int kGroupWarps = 4;  // of a warpgroup
 inline constexpr int kStepUnits = kStepTokens / kUnitTokens;
 
 struct KeyStep {
-  int32_t starts[kStepUnits];  // tokens of the sequence, in one segment; the first -1: no step
+  int32_t starts[kStepUnits];  // tokens of the sequence; the first -1: no step
+  int32_t segment;             // where its segment begins, in 2048 tokens
   uint64_t words[kStepUnits];  // visited tokens
 };
 
+// What else than its units an item's stages follow from.
+struct SegmentRule {
+  bool by_rank;      // segments are units of the list, and not of tokens in a row
+  int32_t tile_end;  // unit
+};
+EFFINFER_DEVICE SegmentRule segment_rule_of(const ops::AttentionProblem& p,
+                                            const ops::AttentionTile& tile,
+                                            const ItemUnits& units) {
+  return {units.words != nullptr && p.window_left < 0, tile.end_unit};
+}
+
 // The stages of an item in their order. A warp walks together, a lane a unit of a segment.
-template <class Unit>
+template <class Unit, bool kHasPages>
 class StageWalk {
  public:
-  EFFINFER_DEVICE StageWalk(Unit& unit, const ItemUnits& item) : unit_(unit), item_(item) {
-    after_ = find(item.first / kWarp);
-    begin_segment();
+  EFFINFER_DEVICE StageWalk(Unit& unit, const ItemUnits& item, const SegmentRule& rule)
+      : unit_(unit),
+        item_(item),
+        by_rank_(unit.shfl(rule.by_rank ? 1 : 0, 0) != 0),
+        end_(by_rank_ ? rule.tile_end : item.end),
+        next_(by_rank_ ? 0 : item.first / kWarp * kWarp) {
     begin_step();
   }
 
-  EFFINFER_DEVICE bool is_over() const { return now_.index < 0; }
+  EFFINFER_DEVICE bool is_over() const { return segment_ < 0; }
   EFFINFER_DEVICE bool of_values() const { return of_values_; }
 
   // Of a block of 32 tokens of the step: its page, -1 where nothing is visited.
   EFFINFER_DEVICE int32_t page_of(int block) const {
-    const int32_t page = unit_.shfl(now_.page, block / 2 == 0 ? first_ : second_);
+    const int32_t page = unit_.shfl(page_, block / 2 == 0 ? first_ : second_);
     return unit_of(block / 2) >= 0 ? page : -1;
   }
   // Unit `index` of the step, -1 where nothing of it is visited.
   EFFINFER_DEVICE int32_t unit_of(int index) const {
-    const int at = index == 0 ? first_ : second_;
     if (index == 1 && second_ == first_) return -1;
-    return (now_.visited >> at & 1) != 0 ? now_.index * kWarp + at : -1;
+    const int at = index == 0 ? first_ : second_;
+    const int32_t unit = index == 0 ? units_[0] : units_[1];  // registers have no index
+    return (visited_ >> at & 1) != 0 ? unit : -1;
   }
 
   // True when another step begins, or all are over.
@@ -60,77 +83,128 @@ class StageWalk {
   }
 
   EFFINFER_DEVICE void store(KeyStep& to) const {
-    const uint64_t word = (now_.visited >> unit_.lane & 1) != 0 ? now_.word : 0;
+    const uint64_t word = (visited_ >> unit_.lane & 1) != 0 ? word_ : 0;
     if (unit_.lane == second_) to.words[1] = second_ == first_ ? 0 : word;
     if (unit_.lane == first_) to.words[0] = word;
     if (unit_.lane != 0) return;
-    to.starts[0] = is_over() ? -1 : start_of(first_);
-    to.starts[1] = start_of(second_);
+    to.starts[0] = is_over() ? -1 : units_[0] * kUnitTokens;
+    to.starts[1] = units_[1] * kUnitTokens;
+    to.segment = segment_;
   }
 
  private:
   static_assert(kStepUnits == 2 && ops::kSegmentUnits == kWarp);
-
-  struct Segment {
-    int32_t index = -1;    // of the sequence; -1: there is none
-    uint32_t listed = 0;   // a bit for each unit before the item's end that is in no step yet
-    uint32_t visited = 0;  // those that the item visits
-    int32_t page = 0;      // of unit `lane`
-    uint64_t word = 0;
-  };
-
-  EFFINFER_DEVICE int32_t start_of(int at) const { return (now_.index * kWarp + at) * kUnitTokens; }
-
-  // The next one from `index` on of which something is visited.
-  EFFINFER_DEVICE Segment find(int32_t index) const {
-    Segment segment;
-    for (; index * kWarp < item_.end; ++index) {
-      const int32_t at = index * kWarp + unit_.lane;
-      uint64_t word = at < item_.end ? ~uint64_t{0} : 0;
-      if (word != 0 && item_.words != nullptr) word = unit_.load(item_.words + at);
-      const bool visits = word != 0 && is_visited(item_, at);
-      const uint32_t visited = unit_.ballot(visits);
-      if (visited == 0) continue;
-      segment.index = index;
-      segment.listed = unit_.ballot(word != 0);
-      segment.visited = visited;
-      segment.word = word;
-      if (visits) segment.page = unit_.load(item_.pages + at);
-      break;
-    }
-    return segment;
-  }
-
-  // The page table is asked for a segment ahead.
-  EFFINFER_DEVICE void begin_segment() {
-    now_ = after_;
-    if (!is_over()) after_ = find(now_.index + 1);
-  }
+  // Words that are asked for at once, of a lane. Who has pages, too, has few registers.
+  static constexpr int kAhead = kHasPages ? 1 : 4;
 
   EFFINFER_DEVICE void begin_step() {
-    while (!is_over()) {
-      while (take(first_)) {
-        second_ = first_;
-        take(second_);
-        if (((now_.visited >> first_ | now_.visited >> second_) & 1) != 0) return;
+    for (;;) {
+      while (at_ < count_) {
+        first_ = at_;
+        second_ = at_ + 1 < count_ ? at_ + 1 : at_;
+        at_ += 2;
+        if (((visited_ >> first_ | visited_ >> second_) & 1) == 0) continue;
+        units_[0] = unit_.shfl(place_, first_);
+        units_[1] = unit_.shfl(place_, second_);
+        return;
       }
-      begin_segment();
+      if (find_segment()) continue;
+      segment_ = -1;
+      return;
     }
   }
-  // The segment's next listed unit, where there is one.
-  EFFINFER_DEVICE bool take(int& at) {
-    if (now_.listed == 0) return false;
-    at = unit_.lowest_bit(now_.listed);
-    now_.listed &= now_.listed - 1;
+
+  // The item's next segment of which something is visited.
+  EFFINFER_DEVICE bool find_segment() {
+    do {
+      collect();
+      if (count_ == 0) return false;
+      segment_ = unit_.shfl(place_, 0) / kWarp;
+      if (segment_ * kWarp >= item_.end) return false;
+      bool visits = unit_.lane < count_;
+      if (by_rank_) {
+        visits = visits && segment_ * kWarp >= item_.first;  // else another item has it
+      } else {
+        visits = visits && is_visited(item_, place_);
+      }
+      visited_ = unit_.ballot(visits);
+      if constexpr (kHasPages) {
+        if (visits) page_ = unit_.load(item_.pages + place_);
+      }
+    } while (visited_ == 0);
     return true;
+  }
+
+  // The next segment's units, one a lane.
+  EFFINFER_DEVICE void collect() {
+    count_ = at_ = 0;
+    for (;;) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kAhead; ++i) take(i);
+      if (count_ == kWarp || (count_ > 0 && !by_rank_) || next_ >= end_) return;
+      load();
+    }
+  }
+
+  EFFINFER_DEVICE void load() {
+    EFFINFER_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int32_t at = next_ + i * kWarp + unit_.lane;
+      words_[i] = at < end_ ? ~uint64_t{0} : 0;
+      if (at < end_ && item_.words != nullptr) words_[i] = unit_.load(item_.words + at);
+    }
+    EFFINFER_UNROLL
+    for (int i = 0; i < kAhead; ++i) left_[i] = unit_.ballot(words_[i] != 0);
+    next_ += kAhead * kWarp;
+  }
+
+  // Listed units of 32 that were loaded, as many as the segment has room for.
+  EFFINFER_DEVICE void take(int i) {
+    const uint32_t listed = left_[i];
+    if (listed == 0 || count_ == kWarp || (count_ > 0 && !by_rank_)) return;
+    const int number = unit_.popcount(listed);
+    const int own = unit_.lane - count_;
+    const int at = bit_at(listed, own < 0 ? 0 : own);
+    const uint64_t word = unit_.shfl(words_[i], at % kWarp);
+    if (own >= 0 && own < number) {
+      place_ = next_ + (i - kAhead) * kWarp + at;
+      word_ = word;
+    }
+    const int room = kWarp - count_;
+    count_ += number < room ? number : room;
+    left_[i] = number <= room ? 0 : listed & ~uint32_t{0} << bit_at(listed, room);
+  }
+
+  // Of the bits that are set, number `index`.
+  EFFINFER_DEVICE int bit_at(uint32_t bits, int index) const {
+    int at = 0;
+    EFFINFER_UNROLL
+    for (int half = kWarp / 2; half > 0; half /= 2) {
+      const int below = unit_.popcount(bits >> at & ((1u << half) - 1));
+      if (index < below) continue;
+      index -= below;
+      at += half;
+    }
+    return at;
   }
 
   Unit& unit_;
   const ItemUnits& item_;
-  Segment now_;
-  Segment after_;
+  const bool by_rank_;
+  const int32_t end_;  // of what is looked at
+  int32_t next_;       // not loaded yet
+  uint64_t words_[kAhead] = {};
+  uint32_t left_[kAhead] = {};  // of them, listed and in no segment yet
+  int32_t segment_ = 0;         // where it begins, in 32 units; -1: there is none
+  int count_ = 0;               // of its units
+  int at_ = 0;                  // those in no step yet
+  uint32_t visited_ = 0;
+  int32_t place_ = 0;  // of the lane's unit
+  uint64_t word_ = 0;
+  int32_t page_ = 0;
   int first_ = 0;   // units of the step, of the segment
   int second_ = 0;  // the same as the first one: there is none
+  int32_t units_[kStepUnits] = {};
   bool of_values_ = false;
 };
 
@@ -146,7 +220,7 @@ class StageProducer {
         shared_(shared),
         warp_(unit.shfl(unit.warp % kGroupWarps, 0)),
         tiles_(unit.lane, warp_, p, tile.kv_head),
-        walk_(unit, shared.units) {}
+        walk_(unit, shared.units, shared.rule) {}
 
   // The loads of the next group are under way while one is stored, over the ends of stages too.
   EFFINFER_DEVICE void run() {
@@ -222,7 +296,7 @@ class StageProducer {
   Shared& shared_;
   const int warp_;  // of the warpgroup
   const Tiles tiles_;
-  StageWalk<Unit> walk_;
+  StageWalk<Unit, true> walk_;
   RingPlace<Shared::kStages> stage_;
   RingPlace<Shared::kSteps> step_;
   typename Tiles::Group groups_[2];
@@ -239,7 +313,7 @@ class StageCopies {
       : unit_(unit),
         shared_(shared),
         unit_zero_(p.arranged + int64_t{tile.arranged} * (2 * Tiles::kPageBytes)),
-        walk_(unit, shared.units) {}
+        walk_(unit, shared.units, shared.rule) {}
 
   EFFINFER_DEVICE void run() {
     publish();
@@ -310,7 +384,7 @@ class StageCopies {
   Unit& unit_;
   Shared& shared_;
   const uint8_t* const unit_zero_;  // where unit 0 of the sequence would lie
-  StageWalk<Unit> walk_;
+  StageWalk<Unit, false> walk_;
   RingPlace<Shared::kStages> stage_;
   RingPlace<Shared::kSteps> step_;
 };
