@@ -80,7 +80,6 @@ class WgmmaAttentionRun {
                                  shared_.rows + group_ * kGroupRows, shared_.queries[group_]);
     segment_ = item().first_unit / ops::kSegmentUnits;
     if (begin_step()) multiply();
-    end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
     finish();
   }
 
@@ -239,7 +238,12 @@ class WgmmaAttentionRun {
   }
 
   EFFINFER_DEVICE void finish() {
-    if (!result_.is_partial()) return result_.store(unit_, tile());
+    if (!result_.is_partial()) {
+      RowState rows[2];
+      softmax_.take(unit_, rows);
+      return result_.store_with(unit_, tile(), rows, values_);
+    }
+    end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
     const int32_t index = item().merge;
     if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
     result_.merge(unit_, tile(), p_.work.merges[index]);
