@@ -11,7 +11,7 @@
 //   warpgroup 0              | softmax             | weights  |          | softmax  ...
 //   warpgroup 1    softmax   | weights  |          | softmax             | weights  ...
 //
-// Values go on in one accumulator for a segment of 2048 tokens (ops::kSegmentUnits). Segments are
+// Values go on in one accumulator for a segment of 32 units (bodies/stage_walk.h). Segments are
 // folded into what came before, which lies in shared memory, or are stored as partial results for
 // whoever ends the tile: a row's bits depend neither on the rows beside it nor on how its tile is
 // divided into items. They are not decoding's, whose chunks have 256 tokens.
