@@ -21,6 +21,9 @@ struct Shape {
   int64_t pages() const { return batch * sequence_pages(); }
   // Of a page's keys, or of its values.
   int64_t page_bytes() const { return ops::kPageSize * kv_heads * head_dim * 2; }
+  int64_t arranged_page_bytes() const {
+    return static_cast<int64_t>(ops::arranged_page_bytes(head_dim));
+  }
   int64_t kv_bytes() const { return int64_t{batch} * context * kv_heads * head_dim * 4; }
   int32_t qo_heads() const { return kv_heads * group; }
   int64_t q_numbers() const { return int64_t{batch} * rows * qo_heads() * head_dim; }
@@ -54,6 +57,8 @@ struct Batch {
   DeviceArray<ops::AttentionTile> tiles;
   DeviceArray<ops::AttentionItem> items;
   DeviceArray<ops::AttentionMerge> merges;
+  DeviceArray<ops::ArrangedPage> arranged;
+  DeviceArray<uint8_t> arranged_pages;
   DeviceArray<float> partial_out, partial_ms;
   std::vector<uint64_t> words;  // [block of rows][KV head][page]
   DeviceArray<uint64_t> words_there;
@@ -84,6 +89,7 @@ struct Batch {
     if (shape.prompt) {
       plan.long_rows = ops::kGpuLongTileRows;
       plan.only_long = device_facts().arch == 90;  // Hopper's kernel of prompts
+      if (plan.only_long) plan.most_arranged = ops::kGpuArrangedBytes / shape.arranged_page_bytes();
     }
     const std::vector<int32_t> ids(all.begin(), all.begin() + shape.pages());
     ops::plan_attention(plan, layout(qo_indptr.data(), kv_indptr.data(), ids.data(), kv_len.data()),
@@ -94,6 +100,9 @@ struct Batch {
     tiles = DeviceArray<ops::AttentionTile>(work.tiles);
     items = DeviceArray<ops::AttentionItem>(work.items);
     merges = DeviceArray<ops::AttentionMerge>(work.merges);
+    arranged = DeviceArray<ops::ArrangedPage>(work.arranged);
+    arranged_pages = DeviceArray<uint8_t>(work.arranged.size() *
+                                          static_cast<size_t>(shape.arranged_page_bytes()));
     done = DeviceArray<int32_t>(std::vector<int32_t>(work.merges.size()));
     const auto partials = static_cast<size_t>(work.num_partials);
     partial_out = DeviceArray<float>(partials * static_cast<size_t>(shape.head_dim));
@@ -168,6 +177,8 @@ inline ops::AttentionProblem problem_of(const Shape& shape, const Pages& pages,
   p.work.tiles = batch.tiles.data();
   p.work.items = batch.items.data();
   p.work.merges = batch.merges.data();
+  p.work.arranged = batch.arranged.data();
+  p.arranged = batch.arranged_pages.data();
   p.partial_out = batch.partial_out.data();
   p.partial_ms = batch.partial_ms.data();
   p.done = batch.done.data();

@@ -32,7 +32,8 @@ void run_case(const Shape& shape, const Pages& pages, const Settings& settings, 
                            ", " + member("group", shape.group) + ", " +
                            member("kv_heads", shape.kv_heads) + ", " +
                            member("head_dim", shape.head_dim) + ", " + member("rows", shape.rows) +
-                           ", " + member("items", batch.work.items.size());
+                           ", " + member("items", batch.work.items.size()) + ", " +
+                           member("arranged_pages", batch.work.arranged.size());
   const std::string density =
       shape.prompt ? ", \"density\": " + std::to_string(shape.density) : std::string();
   check_results(widened(out.values()), what);

@@ -84,6 +84,7 @@ inline constexpr int32_t kGpuLongTileRows = 128;
 inline constexpr int32_t kGpuLeastLongTileRows = 64;
 inline constexpr int32_t kGpuShares = 512;
 // What tiles of a shape that is `only_long` fold in place of chunks: they may be divided there.
+// With lists these are units of the list, and an item has those that begin in its units.
 inline constexpr int32_t kSegmentUnits = 32;
 // 64 MB with heads of 128: 8 sequences of 64k tokens with 64 heads.
 inline constexpr int64_t kGpuPartials = 131072;

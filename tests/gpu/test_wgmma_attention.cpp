@@ -161,6 +161,27 @@ TEST("rows beside a row change no bit with lists and windows") {
   }
 }
 
+// Segments are 32 units of the list, which begin anywhere.
+TEST("lists of more units than a segment has, far apart") {
+  const Heads heads = {DType::bf16, 64, 1, 2};
+  Cache cache(heads, 67);
+  const int32_t units = 170;
+  const int s = cache.add(units * 64);
+  std::mt19937 random(68);
+  std::vector<uint64_t> words(units);
+  for (int32_t unit = 0; unit < units; ++unit) {
+    // Nothing in the third 2048 tokens, all of the fourth.
+    const bool some = unit / 32 != 2 && random() % 3 == 0;
+    if (some || unit / 32 == 3) words[static_cast<size_t>(unit)] = ~uint64_t{0};
+  }
+  cache.upload();
+  for (const int32_t end : {units * 64, units * 64 - 64 * 40}) {
+    const Results all = check_all(cache, {}, {{s, end, 20, {}, -1, {words}}});
+    const Results some = check_all(cache, {}, {{s, end, 7, {}, -1, {words}}});
+    CHECK(same(some, rows_of(all, heads, 13, 7)));
+  }
+}
+
 TEST("few rows of a long prompt are divided") {
   const OnHopper machine;
   ops::BatchLayout batch;
@@ -205,15 +226,21 @@ TEST("each barrier, wait and fence") {
   const OnHopper machine;
   Cache cache({DType::bf16, 128, 1, 1}, 71);
   Part part = {cache.add(2200), 2200, 5};
-  // More stages than the ring has, and another segment.
+  // More stages than the ring has; with a window, another segment.
   std::vector<uint64_t> words(35);
   for (const size_t unit : {0, 3, 4, 6, 8, 33}) words[unit] = ~uint64_t{0};
   part.words.push_back(words);
   cache.upload();
   const Batch batch(cache, {}, {part});
   const Results right = batch.run(kWhole);
+  Rules rules;
+  rules.window_left = 2200;
+  const Batch windowed(cache, rules, {part});
+  const Results windowed_right = windowed.run(kDivided);
   expect_every_barrier_matters([&] {
-    return same(right, batch.run(kDivided)) && same(right, batch.run(arranged(kDivided, kAll)));
+    return same(right, batch.run(kDivided)) && same(right, batch.run(arranged(kDivided, kAll))) &&
+           same(windowed_right, windowed.run(kWhole)) &&
+           same(windowed_right, windowed.run(kDivided));
   });
 }
 

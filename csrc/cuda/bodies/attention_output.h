@@ -161,16 +161,51 @@ class AttentionOutput {
     const DType dtype = wide ? DType::f32 : DType::bf16;
     auto* row = static_cast<uint8_t*>(p_.out_operand.data) + token * params_.operand_row_bytes;
     store_eight(unit, dtype, row + col * (wide ? 4 : 2), out);
-    if (head != p_.num_qo_heads - 1) return;
+    if (head == p_.num_qo_heads - 1) store_pads(unit, dtype, row, dim, pad_step);
+  }
+
+  // The same of a row that is looked up once for all its dims, for which not all kernels have the
+  // registers.
+  struct Place {
+    uint8_t* values;   // from dim 0 on
+    uint8_t* operand;  // the row that ends with them; or null
+  };
+  EFFINFER_DEVICE Place place_of(int index) const {
+    const int token = token_of(index);
+    const int64_t col = int64_t{head_of(index)} * p_.v.dims;
+    if (p_.out_operand.data == nullptr) {
+      const int64_t bytes = p_.q.dtype == DType::f32 ? 4 : 2;
+      return {p_.out + (token * p_.out_stride + col) * bytes, nullptr};
+    }
+    const int64_t bytes = p_.out_operand.arithmetic == ops::Arithmetic::f32 ? 4 : 2;
+    auto* row = static_cast<uint8_t*>(p_.out_operand.data) + token * params_.operand_row_bytes;
+    return {row + col * bytes, head_of(index) == p_.num_qo_heads - 1 ? row : nullptr};
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void store_values(Unit& unit, const Place& place, int dim, float factor,
+                                    const float (&values)[8], int pad_step) const {
+    float out[8];
+    EFFINFER_UNROLL
+    for (int d = 0; d < 8; ++d) out[d] = rounded_product(values[d], factor);
+    DType dtype = p_.q.dtype;
+    if (p_.out_operand.data != nullptr) {
+      dtype = p_.out_operand.arithmetic == ops::Arithmetic::f32 ? DType::f32 : DType::bf16;
+    }
+    store_eight(unit, dtype, place.values + dim * (dtype == DType::f32 ? 4 : 2), out);
+    if (place.operand != nullptr) store_pads(unit, dtype, place.operand, dim, pad_step);
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE void store_pads(Unit& unit, DType dtype, uint8_t* row, int dim,
+                                  int pad_step) const {
     const float zeros[8] = {};
     const int64_t cols = int64_t{p_.num_qo_heads} * p_.v.dims;
     EFFINFER_NO_UNROLL
     for (int64_t pad = cols + dim; pad < params_.operand_cols; pad += pad_step) {
-      store_eight(unit, dtype, row + pad * (wide ? 4 : 2), zeros);
+      store_eight(unit, dtype, row + pad * (dtype == DType::f32 ? 4 : 2), zeros);
     }
   }
-
- private:
   EFFINFER_DEVICE int token_of(int index) const {
     return tile_.first_row + index / tile_.num_heads;
   }

@@ -2,14 +2,16 @@
 //
 // Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h), by copies
 // alone where they are re-arranged already (bodies/arrange_pages.h): the bits are the same. A step
-// is 128 tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far.
-// While one warpgroup multiplies the values of a step and the keys of the next one, the other one
-// makes weights of its scores:
+// is 128 tokens: 64 registers of a thread are its scores, 32 its weights, 64 the values so far. In
+// its turn a warpgroup asks for the products of the next step's keys, then for those of this one's
+// values, and makes powers of two of the scores while its values and what the other one has asked
+// for are multiplied:
 //
-//   warpgroup 0   q k | weights    | p v, q k | weights  | p v, q k | ...
-//   warpgroup 1         q k        | weights  | p v, q k | weights  | ...
+//   tensor cores  | 0: q k   | 0: p v   | 1: q k   | 1: p v   | 0: q k   | 0: p v   |
+//   warpgroup 0              | softmax             | weights  |          | softmax  ...
+//   warpgroup 1    softmax   | weights  |          | softmax             | weights  ...
 //
-// Values go on in one accumulator for a segment of 2048 tokens (ops::kSegmentUnits). Segments are
+// Values go on in one accumulator for a segment of 32 units (bodies/stage_walk.h). Segments are
 // folded into what came before, which lies in shared memory, or are stored as partial results for
 // whoever ends the tile: a row's bits depend neither on the rows beside it nor on how its tile is
 // divided into items. They are not decoding's, whose chunks have 256 tokens.
@@ -32,7 +34,6 @@ namespace effinfer::cuda {
 inline constexpr int kGroupRows = 64;  // of a warpgroup
 inline constexpr int kConsumers = 2;   // warpgroups
 inline constexpr int kConsumerWarps = kConsumers * kGroupWarps;
-inline constexpr int kSegmentTokens = ops::kSegmentUnits * kUnitTokens;
 
 template <int kColumns>
 struct WgmmaAttentionShared {
@@ -51,6 +52,7 @@ struct WgmmaAttentionShared {
   Mbarrier step_full[kSteps];
   KeyStep steps[kSteps];
   ItemUnits units;
+  SegmentRule rule;
   Visibility visible;
   TileRow rows[kConsumers * kGroupRows];
   int32_t is_last;
@@ -77,8 +79,7 @@ class WgmmaAttentionRun {
     Queries::template set<kType>(unit_, p_, tile(), group_ * kGroupRows,
                                  shared_.rows + group_ * kGroupRows, shared_.queries[group_]);
     segment_ = item().first_unit / ops::kSegmentUnits;
-    if (begin_step() >= 0) multiply();
-    end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
+    if (begin_step()) multiply();
     finish();
   }
 
@@ -86,49 +87,70 @@ class WgmmaAttentionRun {
   static constexpr uint64_t kStep = 32 / 16;  // of 16 numbers along a row: of a descriptor
   using FlatScores = float[kStepBlocks * 16];
   using FlatValues = float[kColumns * 16];
+  using Place = RingPlace<Shared::kStages / 2>;  // stages of keys and of values take turns
 
   // Looked up before and after all steps, and in no register between.
   EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
   EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
 
-  // The step's first token, or -1.
-  EFFINFER_DEVICE int32_t begin_step() {
-    unit_.barrier_wait(shared_.step_full[step_.index], step_.parity);
-    return unit_.shfl(shared_.steps[step_.index].starts[0], 0);
+  // Whether there is another step, of which it looks up the segment, not before the weights of the
+  // step before are there.
+  EFFINFER_DEVICE bool begin_step() {
+    unit_.barrier_wait(shared_.step_full[step_.index], step_.parity ^ softmax_.settled());
+    const KeyStep& step = shared_.steps[step_.index];
+    next_segment_ = unit_.shfl(step.segment, 0);
+    return unit_.shfl(step.starts[0], 0) >= 0;
   }
 
   EFFINFER_DEVICE void multiply() {
+    typename Softmax::Scores scores;
+    typename Softmax::Weights weights;
     Turns::start(unit_, group_);
     Turns::take(unit_, group_);  // all of the warpgroup have set their queries
-    typename Softmax::Scores scores;
     add_keys(scores);
     Turns::give(unit_, group_, false);
-    unit_.template wgmma_wait<0>(reinterpret_cast<FlatScores&>(scores));
-    free_stage();
-    typename Softmax::Weights weights;
-    for (;;) {
-      set_weights(scores, weights);
-      const bool is_last = begin_step() < 0;
-      Turns::take(unit_, group_);
-      add_values(weights);
+    look_up();
+    unit_.template wgmma_wait<0>(flat(scores));
+    for (bool is_first = true;; is_first = false) {
+      free_keys();
+      if (next_segment_ != segment_) {
+        unit_.template wgmma_wait<0>(flat_values());
+        end_segments(next_segment_);
+      }
+      add_step(scores);
+      const bool is_last = !begin_step();
+      // With the scores, so that no weight is rounded before.
+      unit_.template wgmma_wait<0>(flat_values(), flat(scores));
+      if (!is_first) free_values();
+      softmax_.round(unit_, scores, weights);
       if (is_last) break;
-      RingPlace<Shared::kStages> values = stage_;
-      stage_.next();
+      Turns::take(unit_, group_);
       add_keys(scores);
+      add_values(weights);
       Turns::give(unit_, group_, false);
-      unit_.template wgmma_wait<0>(flat_values(), reinterpret_cast<FlatScores&>(scores));
-      if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[values.index]);
-      free_stage();
+      look_up();
+      unit_.template wgmma_wait<1>(flat(scores));
     }
+    Turns::take(unit_, group_);
+    add_values(weights);
     Turns::give(unit_, group_, true);
     unit_.template wgmma_wait<0>(flat_values());
   }
 
   EFFINFER_DEVICE FlatValues& flat_values() { return reinterpret_cast<FlatValues&>(values_); }
+  EFFINFER_DEVICE static FlatScores& flat(typename Softmax::Scores& scores) {
+    return reinterpret_cast<FlatScores&>(scores);
+  }
 
-  EFFINFER_DEVICE void free_stage() {
-    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[stage_.index]);
-    stage_.next();
+  EFFINFER_DEVICE static int stage_of_keys(const Place& place) { return 2 * place.index; }
+  EFFINFER_DEVICE static int stage_of_values(const Place& place) { return 2 * place.index + 1; }
+  EFFINFER_DEVICE void free_keys() {
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[stage_of_keys(keys_at_)]);
+    keys_at_.next();
+  }
+  EFFINFER_DEVICE void free_values() {
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[stage_of_values(values_at_)]);
+    values_at_.next();
   }
 
   template <int kSums, class A>
@@ -143,12 +165,13 @@ class WgmmaAttentionRun {
     return unit_.descriptor(first, 16, 8 * kSwizzledBytes, Swizzle::bytes128);
   }
 
-  // Scores of the stage's keys, under way.
+  // Scores of the step's keys, under way.
   EFFINFER_DEVICE void add_keys(typename Softmax::Scores& scores) {
-    unit_.barrier_wait(shared_.full[stage_.index], stage_.parity);
-    auto& sums = reinterpret_cast<FlatScores&>(scores);
+    const int stage = stage_of_keys(keys_at_);
+    unit_.barrier_wait(shared_.full[stage], keys_at_.parity);
+    FlatScores& sums = flat(scores);
     const uint64_t q = tile_at(shared_.queries[group_]);
-    const uint64_t k = tile_at(shared_.ring[stage_.index]);
+    const uint64_t k = tile_at(shared_.ring[stage]);
     unit_.wgmma_fence(sums);
     EFFINFER_UNROLL
     for (int step = 0; step < 2 * kColumns; ++step) {
@@ -160,10 +183,12 @@ class WgmmaAttentionRun {
     unit_.wgmma_commit();
   }
 
-  // Weights times the stage's values, under way.
+  // Weights times the values of the step before, under way.
   EFFINFER_DEVICE void add_values(typename Softmax::Weights& weights) {
-    unit_.barrier_wait(shared_.full[stage_.index], stage_.parity);
-    const uint64_t v = tile_at(shared_.ring[stage_.index]);
+    const int stage = stage_of_values(values_at_);
+    unit_.barrier_wait(shared_.full[stage], values_at_.parity);
+    softmax_.scale(values_);
+    const uint64_t v = tile_at(shared_.ring[stage]);
     // At once, so that all weights are made before the first product.
     unit_.wgmma_fence(flat_values(), weights[0][0].words, weights[0][1].words, weights[1][0].words,
                       weights[1][1].words, weights[2][0].words, weights[2][1].words,
@@ -178,20 +203,24 @@ class WgmmaAttentionRun {
     unit_.wgmma_commit();
   }
 
-  EFFINFER_DEVICE void set_weights(typename Softmax::Scores& scores,
-                                   typename Softmax::Weights& weights) {
-    const KeyStep& step = shared_.steps[step_.index];
-    end_segments(unit_.shfl(step.starts[0], 0) / kSegmentTokens);
-    const TileRow* const rows = shared_.rows + unit_.warp * kTileRows;
-    const int first = unit_.warp * kTileRows;
-    const int last = min_of(first + kTileRows, result_.num_rows()) - 1;
-    RowSpan span = {1, 0};
-    if (last >= first) span = {shared_.rows[first].position, shared_.rows[last].position};
-    softmax_.add(unit_, p_, shared_.visible, rows, span, step, scores, weights, values_);
-    step_.next();
+  EFFINFER_DEVICE const TileRow* own_rows() const { return shared_.rows + unit_.warp * kTileRows; }
+
+  EFFINFER_DEVICE RowSpan span() const {
+    return span_of(shared_.rows, unit_.warp * kTileRows, result_.num_rows());
   }
 
-  EFFINFER_DEVICE static int min_of(int a, int b) { return a < b ? a : b; }
+  // What the step's softmax asks of it, before its scores are there.
+  EFFINFER_DEVICE void look_up() {
+    is_plain_ = softmax_.is_plain(unit_, p_, shared_.visible, span(), shared_.steps[step_.index]);
+  }
+  EFFINFER_DEVICE void add_step(typename Softmax::Scores& scores) {
+    const KeyStep& step = shared_.steps[step_.index];
+    if (!is_plain_) {
+      softmax_.set_logits(unit_, p_, shared_.visible, own_rows(), span(), step, scores);
+    }
+    softmax_.add(unit_, own_rows(), is_shaped(p_), scores);
+    step_.next();
+  }
 
   // Up to segment `end`, of which those without a step matter to partial results only.
   EFFINFER_DEVICE void end_segments(int end) {
@@ -209,7 +238,12 @@ class WgmmaAttentionRun {
   }
 
   EFFINFER_DEVICE void finish() {
-    if (!result_.is_partial()) return result_.store(unit_, tile());
+    if (!result_.is_partial()) {
+      RowState rows[2];
+      softmax_.take(unit_, rows);
+      return result_.store_with(unit_, tile(), rows, values_);
+    }
+    end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
     const int32_t index = item().merge;
     if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
     result_.merge(unit_, tile(), p_.work.merges[index]);
@@ -222,8 +256,11 @@ class WgmmaAttentionRun {
   typename Shared::Result result_;
   Softmax softmax_;
   typename Softmax::Values values_ = {};
-  int segment_ = 0;  // that is being summed
-  RingPlace<Shared::kStages> stage_;
+  int segment_ = 0;        // that is being summed
+  int next_segment_ = 0;   // that of the step
+  bool is_plain_ = false;  // see StepSoftmax
+  Place keys_at_;
+  Place values_at_;
   RingPlace<Shared::kSteps> step_;
 };
 
@@ -233,6 +270,9 @@ struct WgmmaAttention {
   static constexpr int kThreads = (kConsumerWarps + kGroupWarps) * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr int kArch = 90;
+  // Of a thread. Three warpgroups have 168 each at first.
+  static constexpr int kConsumerRegisters = kColumns == 4 ? 208 : 192;
+  static constexpr int kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
   static constexpr int kRows = kConsumers * kGroupRows;  // of a tile
   using Params = AttentionParams;
   using Shared = WgmmaAttentionShared<kColumns>;
@@ -244,14 +284,13 @@ struct WgmmaAttention {
     const ops::AttentionTile& tile = params.p.work.tiles[item.tile];
     start(unit, params.p, item, tile, shared);
     unit.sync();
-    // 2 x 208 + 88 registers are what three warpgroups of 168 have.
     if (unit.shfl(unit.warp, 0) >= kConsumerWarps) {
-      unit.template give_registers<88>();
+      unit.template give_registers<kProducerRegisters>();
       bring(unit, params.p, tile, shared);
       // Its barriers are the whole block's.
       if (item.partial >= 0) ends_last_item(unit, params.p, item.merge, shared.is_last);
     } else {
-      unit.template take_registers<208>();
+      unit.template take_registers<kConsumerRegisters>();
       WgmmaAttentionRun<Unit, kType, kColumns>(unit, params, shared).run();
     }
   }
@@ -284,6 +323,7 @@ struct WgmmaAttention {
     for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
     unit.fence_async();  // for copies
     shared.units = units_of(p, item, tile);
+    shared.rule = segment_rule_of(p, tile, shared.units);
     shared.visible = visibility_of(p, tile);
     Shared::Result::begin_item(item, tile, shared.result, ops::kSegmentUnits);
   }

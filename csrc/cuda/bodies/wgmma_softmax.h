@@ -30,49 +30,19 @@ class StepSoftmax {
   using Weights = Quad[kStepBlocks][2];  // A operands of the products with values
   using Values = LaneValues[kColumns];
 
-  // Scores become weights; the values so far are scaled to the maximum with them. `rows` are the
-  // warp's, of which `span` are there.
+  // Whether a step's scores are logits as they are: all rows see all of it, and nothing is added.
   template <class Unit>
-  EFFINFER_DEVICE void add(Unit& unit, const ops::AttentionProblem& p, const Visibility& visible,
-                           const TileRow* rows, const RowSpan& span, const KeyStep& step,
-                           Scores& scores, Weights& weights, Values& values) {
-    const bool shaped = is_shaped(p);
+  EFFINFER_DEVICE static bool is_plain(Unit& unit, const ops::AttentionProblem& p,
+                                       const Visibility& visible, const RowSpan& span,
+                                       const KeyStep& step) {
     const uint64_t words = step.words[0] & step.words[1];
-    const bool inside = !shaped && words == ~uint64_t{0} &&
-                        sees_all(visible, span, step.starts[0], step.starts[1] + kUnitTokens);
+    const bool plain = !is_shaped(p) && words == ~uint64_t{0} &&
+                       sees_all(visible, span, step.starts[0], step.starts[1] + kUnitTokens);
     // What all lanes know alike they take from one, so that no compiler expects them to part.
-    if (unit.shfl(inside ? 1 : 0, 0) == 0) {
-      set_logits(unit, p, visible, rows, span, step, scores);
-    }
-    EFFINFER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float factor = factor_of(rows[unit.lane / 4 + 8 * r], shaped);
-      const float before = rows_[r].max;
-      rows_[r].max = fmaxf(before, reference_of(highest(unit, scores, r), factor));
-      scale(unit.exp2(before - rows_[r].max), r, values);
-      EFFINFER_UNROLL
-      for (int b = 0; b < kStepBlocks; ++b) {
-        make_weights(unit, scores[b], r, factor, rows_[r].max, rows_[r].sum);
-      }
-    }
-    EFFINFER_UNROLL
-    for (int b = 0; b < kStepBlocks; ++b) {
-      EFFINFER_UNROLL
-      for (int s = 0; s < 2; ++s) weights[b][s] = Multiply::weight_quad(unit, scores[b], s);
-    }
+    return unit.shfl(plain ? 1 : 0, 0) != 0;
   }
 
-  // What has been added; begins anew.
-  template <class Unit>
-  EFFINFER_DEVICE void take(Unit& unit, RowState (&rows)[2]) {
-    EFFINFER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      rows[r] = {rows_[r].max, row_sum(unit, rows_[r].sum)};
-      rows_[r] = RowState{};
-    }
-  }
-
- private:
+  // Else they become some. `rows` are the warp's, of which `span` are there.
   template <class Unit>
   EFFINFER_DEVICE static void set_logits(Unit& unit, const ops::AttentionProblem& p,
                                          const Visibility& visible, const TileRow* rows,
@@ -95,30 +65,74 @@ class StepSoftmax {
     }
   }
 
-  // Of a row's scores.
+  // Logits become weights, which are added to the sums so far.
   template <class Unit>
-  EFFINFER_DEVICE static float highest(Unit& unit, Scores& scores, int r) {
-    float max = score_at(scores[0], 0, r);
+  EFFINFER_DEVICE void add(Unit& unit, const TileRow* rows, bool shaped, Scores& scores) {
     EFFINFER_UNROLL
-    for (int i = 1; i < 8 * kStepBlocks; ++i) {
-      max = fmaxf(max, score_at(scores[i / 8], i % 8, r));
-    }
-    return row_max(unit, max);
-  }
-
-  EFFINFER_DEVICE void scale(float factor, int r, Values& values) {
-    rows_[r].sum = rounded_product(rows_[r].sum, factor);
-    EFFINFER_UNROLL
-    for (int column = 0; column < kColumns; ++column) {
+    for (int r = 0; r < 2; ++r) {
+      const float factor = factor_of(rows[unit.lane / 4 + 8 * r], shaped);
+      const float before = rows_[r].max;
+      rows_[r].max = fmaxf(before, reference_of(highest(unit, scores, r), factor));
+      growth_[r] = unit.exp2(before - rows_[r].max);
+      rows_[r].sum = rounded_product(rows_[r].sum, growth_[r]);
       EFFINFER_UNROLL
-      for (int d = 0; d < 8; ++d) {
-        float& value = value_at(values[column], d, r);
-        value = rounded_product(value, factor);
+      for (int b = 0; b < kStepBlocks; ++b) {
+        make_weights(unit, scores[b], r, factor, rows_[r].max, rows_[r].sum);
+      }
+    }
+  }
+  // 0, which depends on all weights so far: what is done with it waits for them. Without it ptxas
+  // moves waits for products that are under way to before the powers of two.
+  EFFINFER_DEVICE int settled() const { return rows_[0].sum < 0.0f || rows_[1].sum < 0.0f ? 1 : 0; }
+  // As operands.
+  template <class Unit>
+  EFFINFER_DEVICE static void round(Unit& unit, Scores& scores, Weights& weights) {
+    EFFINFER_UNROLL
+    for (int b = 0; b < kStepBlocks; ++b) {
+      EFFINFER_UNROLL
+      for (int s = 0; s < 2; ++s) weights[b][s] = Multiply::weight_quad(unit, scores[b], s);
+    }
+  }
+  // The values so far to the maximum of the step that was added.
+  EFFINFER_DEVICE void scale(Values& values) const {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      EFFINFER_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        EFFINFER_UNROLL
+        for (int d = 0; d < 8; ++d) {
+          float& value = value_at(values[column], d, r);
+          value = rounded_product(value, growth_[r]);
+        }
       }
     }
   }
 
+  // What has been added; begins anew.
+  template <class Unit>
+  EFFINFER_DEVICE void take(Unit& unit, RowState (&rows)[2]) {
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      rows[r] = {rows_[r].max, row_sum(unit, rows_[r].sum)};
+      rows_[r] = RowState{};
+    }
+  }
+
+ private:
+  // Of a row's scores.
+  template <class Unit>
+  EFFINFER_DEVICE static float highest(Unit& unit, Scores& scores, int r) {
+    // Two at a time, as neither waits for the other.
+    float max[2] = {score_at(scores[0], 0, r), score_at(scores[0], 1, r)};
+    EFFINFER_UNROLL
+    for (int i = 2; i < 8 * kStepBlocks; ++i) {
+      max[i % 2] = fmaxf(max[i % 2], score_at(scores[i / 8], i % 8, r));
+    }
+    return row_max(unit, fmaxf(max[0], max[1]));
+  }
+
   RowState rows_[2];  // the sums are the lane's own
+  float growth_[2];   // by which the last step made them smaller
 };
 
 }  // namespace effinfer::cuda

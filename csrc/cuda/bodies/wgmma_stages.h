@@ -2,16 +2,12 @@
 // warpgroup that re-arranges pages on their way, or a warp that asks for copies of pages that are
 // re-arranged already.
 //
-// A step is two units of 64 tokens: a stage of keys, then one of values. Units that a list has are
-// paired in their order from each segment's start on, so that lists of few units have few steps;
-// without a list units 2 i and 2 i + 1 are a pair. Which ones are depends neither on the item nor
-// on the rows beside, and pairs of which the item visits nothing are left out. What the consumers
-// must know of a step goes through a ring of its own.
+// What the consumers must know of a step (bodies/stage_walk.h) goes through a ring of its own.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/bodies/attention_chunks.h"
+#include "cuda/bodies/stage_walk.h"
 #include "cuda/bodies/wgmma_pages.h"
 #include "cuda/unit.h"
 #include "ops/attention.h"
@@ -19,120 +15,6 @@
 namespace effinfer::cuda {
 
 inline constexpr int kGroupWarps = 4;  // of a warpgroup
-inline constexpr int kStepUnits = kStepTokens / kUnitTokens;
-
-struct KeyStep {
-  int32_t starts[kStepUnits];  // tokens of the sequence, in one segment; the first -1: no step
-  uint64_t words[kStepUnits];  // visited tokens
-};
-
-// The stages of an item in their order. A warp walks together, a lane a unit of a segment.
-template <class Unit>
-class StageWalk {
- public:
-  EFFINFER_DEVICE StageWalk(Unit& unit, const ItemUnits& item) : unit_(unit), item_(item) {
-    after_ = find(item.first / kWarp);
-    begin_segment();
-    begin_step();
-  }
-
-  EFFINFER_DEVICE bool is_over() const { return now_.index < 0; }
-  EFFINFER_DEVICE bool of_values() const { return of_values_; }
-
-  // Of a block of 32 tokens of the step: its page, -1 where nothing is visited.
-  EFFINFER_DEVICE int32_t page_of(int block) const {
-    const int32_t page = unit_.shfl(now_.page, block / 2 == 0 ? first_ : second_);
-    return unit_of(block / 2) >= 0 ? page : -1;
-  }
-  // Unit `index` of the step, -1 where nothing of it is visited.
-  EFFINFER_DEVICE int32_t unit_of(int index) const {
-    const int at = index == 0 ? first_ : second_;
-    if (index == 1 && second_ == first_) return -1;
-    return (now_.visited >> at & 1) != 0 ? now_.index * kWarp + at : -1;
-  }
-
-  // True when another step begins, or all are over.
-  EFFINFER_DEVICE bool advance() {
-    of_values_ = !of_values_;
-    if (of_values_) return false;
-    begin_step();
-    return true;
-  }
-
-  EFFINFER_DEVICE void store(KeyStep& to) const {
-    const uint64_t word = (now_.visited >> unit_.lane & 1) != 0 ? now_.word : 0;
-    if (unit_.lane == second_) to.words[1] = second_ == first_ ? 0 : word;
-    if (unit_.lane == first_) to.words[0] = word;
-    if (unit_.lane != 0) return;
-    to.starts[0] = is_over() ? -1 : start_of(first_);
-    to.starts[1] = start_of(second_);
-  }
-
- private:
-  static_assert(kStepUnits == 2 && ops::kSegmentUnits == kWarp);
-
-  struct Segment {
-    int32_t index = -1;    // of the sequence; -1: there is none
-    uint32_t listed = 0;   // a bit for each unit before the item's end that is in no step yet
-    uint32_t visited = 0;  // those that the item visits
-    int32_t page = 0;      // of unit `lane`
-    uint64_t word = 0;
-  };
-
-  EFFINFER_DEVICE int32_t start_of(int at) const { return (now_.index * kWarp + at) * kUnitTokens; }
-
-  // The next one from `index` on of which something is visited.
-  EFFINFER_DEVICE Segment find(int32_t index) const {
-    Segment segment;
-    for (; index * kWarp < item_.end; ++index) {
-      const int32_t at = index * kWarp + unit_.lane;
-      uint64_t word = at < item_.end ? ~uint64_t{0} : 0;
-      if (word != 0 && item_.words != nullptr) word = unit_.load(item_.words + at);
-      const bool visits = word != 0 && is_visited(item_, at);
-      const uint32_t visited = unit_.ballot(visits);
-      if (visited == 0) continue;
-      segment.index = index;
-      segment.listed = unit_.ballot(word != 0);
-      segment.visited = visited;
-      segment.word = word;
-      if (visits) segment.page = unit_.load(item_.pages + at);
-      break;
-    }
-    return segment;
-  }
-
-  // The page table is asked for a segment ahead.
-  EFFINFER_DEVICE void begin_segment() {
-    now_ = after_;
-    if (!is_over()) after_ = find(now_.index + 1);
-  }
-
-  EFFINFER_DEVICE void begin_step() {
-    while (!is_over()) {
-      while (take(first_)) {
-        second_ = first_;
-        take(second_);
-        if (((now_.visited >> first_ | now_.visited >> second_) & 1) != 0) return;
-      }
-      begin_segment();
-    }
-  }
-  // The segment's next listed unit, where there is one.
-  EFFINFER_DEVICE bool take(int& at) {
-    if (now_.listed == 0) return false;
-    at = unit_.lowest_bit(now_.listed);
-    now_.listed &= now_.listed - 1;
-    return true;
-  }
-
-  Unit& unit_;
-  const ItemUnits& item_;
-  Segment now_;
-  Segment after_;
-  int first_ = 0;   // units of the step, of the segment
-  int second_ = 0;  // the same as the first one: there is none
-  bool of_values_ = false;
-};
 
 // Of pages as they lie. Shared: the rings of WgmmaAttentionShared.
 template <class Unit, class Shared>
@@ -146,7 +28,7 @@ class StageProducer {
         shared_(shared),
         warp_(unit.shfl(unit.warp % kGroupWarps, 0)),
         tiles_(unit.lane, warp_, p, tile.kv_head),
-        walk_(unit, shared.units) {}
+        walk_(unit, shared.units, shared.rule) {}
 
   // The loads of the next group are under way while one is stored, over the ends of stages too.
   EFFINFER_DEVICE void run() {
@@ -222,7 +104,7 @@ class StageProducer {
   Shared& shared_;
   const int warp_;  // of the warpgroup
   const Tiles tiles_;
-  StageWalk<Unit> walk_;
+  StageWalk<Unit, true> walk_;
   RingPlace<Shared::kStages> stage_;
   RingPlace<Shared::kSteps> step_;
   typename Tiles::Group groups_[2];
@@ -239,7 +121,7 @@ class StageCopies {
       : unit_(unit),
         shared_(shared),
         unit_zero_(p.arranged + int64_t{tile.arranged} * (2 * Tiles::kPageBytes)),
-        walk_(unit, shared.units) {}
+        walk_(unit, shared.units, shared.rule) {}
 
   EFFINFER_DEVICE void run() {
     publish();
@@ -310,7 +192,7 @@ class StageCopies {
   Unit& unit_;
   Shared& shared_;
   const uint8_t* const unit_zero_;  // where unit 0 of the sequence would lie
-  StageWalk<Unit> walk_;
+  StageWalk<Unit, false> walk_;
   RingPlace<Shared::kStages> stage_;
   RingPlace<Shared::kSteps> step_;
 };
