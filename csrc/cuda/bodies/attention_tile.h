@@ -49,6 +49,7 @@ class AttentionTileRun {
         p_(params.p),
         shared_(shared),
         result_(params, shared.tile),
+        steps_(params.p.k.dims / 16),
         ring_(unit, shared, params.p.k.dims) {}
 
   // What is looked up is known before the kernel before has ended, but for lists of visits, and by
@@ -63,6 +64,7 @@ class AttentionTileRun {
     }
     if (unit_.warp == kWarps - 1 && unit_.lane == 0) {
       shared_.visible = visibility_of(p_, tile);
+      shared_.plain = plain_places(p_, tile, shared_.visible);
       shared_.fetch = Fetch<kType>::of(p_, tile);
     }
     // Loads behind keys that are on their way take as long as these.
@@ -123,18 +125,18 @@ class AttentionTileRun {
         continue;
       }
       const bool of_keys = block < kBlocks;
-      const int parts = block == kToSendFor ? Ring::kAhead
+      const int parts = block == kToSendFor ? Ring::kFirst
                         : of_keys           ? ring_.columns()
                                             : kChunkBlocks;
+      const uint32_t visited = visited_parts(now, block);
       EFFINFER_NO_UNROLL
       for (int part = 0; part < parts; ++part) {
-        const auto& slot = ring_.take(now, next, block != kToSendFor);
-        const int tokens = of_keys ? unit_.warp * kBlocks + block : part;
-        if (block == kToSendFor || !Fetch<kType>::is_visited(now, tokens)) continue;
+        const auto& slot = ring_.take(now, next);
+        if ((visited >> part & 1) == 0) continue;
         if (of_keys) {
-          Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, p_.k.dims / 16 - 2 * part,
+          Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, steps_ - 2 * part,
                                scores[0]);
-        } else if (unit_.warp * kBlock < p_.v.dims) {
+        } else {
           Multiply::add_values(unit_, shared_.operands, slot, part, chunk_values_);
         }
       }
@@ -150,6 +152,18 @@ class AttentionTileRun {
     if (next.chunk != now.chunk) end_chunk(now.chunk);
   }
 
+  // A bit for each part of the warp's block of keys, or of its values, that is multiplied.
+  EFFINFER_DEVICE uint32_t visited_parts(const ChunkPass& pass, int block) const {
+    if (block == kToSendFor) return 0;
+    if (block < kBlocks) {
+      return Fetch<kType>::is_visited(pass, unit_.warp * kBlocks + block) ? ~0u : 0;
+    }
+    uint32_t parts = 0;
+    EFFINFER_UNROLL
+    for (int at = 0; at < kChunkUnits; ++at) parts |= (pass.units >> at & 1) * 3u << 2 * at;
+    return unit_.warp * kBlock < p_.v.dims ? parts : 0;
+  }
+
   // When all warps have shared their maxima.
   EFFINFER_DEVICE void set_weights(const ChunkPass& pass, Scores& scores, float (&max)[2]) {
     const bool shaped = is_shaped(p_);
@@ -161,12 +175,21 @@ class AttentionTileRun {
   }
 
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
+    if (is_inside(pass)) return;
     EFFINFER_NO_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       set_block_logits(pass, b, scores[0]);
       turn(scores);
     }
     if (unit_.warp == 0) add_first_logits(unit_, scores[0], shared_.units, pass.chunk, 0);
+  }
+
+  // Whether every row sees all of the chunk, and scores are only scaled.
+  EFFINFER_DEVICE bool is_inside(const ChunkPass& pass) const {
+    if constexpr (KvBlock<kType>::kScaled) return false;
+    const int32_t start = pass.chunk * kChunkTokens;
+    return pass.units == kAllUnits && start >= shared_.plain.begin &&
+           start + kChunkTokens <= shared_.plain.end;
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
@@ -254,6 +277,7 @@ class AttentionTileRun {
   const ops::AttentionProblem& p_;
   Shared& shared_;
   const AttentionResult<kWarps> result_;
+  const int steps_;  // of 16 dims
   Ring ring_;
   RowState rows_[2];  // of the chunks before
   LaneValues values_ = {};
