@@ -18,6 +18,7 @@ struct PartRun {
   int32_t part_step = 0;          // bytes from one part to the next
   int32_t load_step = 0;          // and from one of its loads
   int32_t place = 0;              // among the warp's
+  int32_t half_left = 0;          // when so many parts are left, the next one has half of the loads
 };
 
 template <DType kType>
@@ -73,7 +74,8 @@ struct Fetch {
     const int owner = Block::key_owner(unit.lane);
     const int token = half * kBlock + 4 * Block::quad(owner);
     const int offset = Block::key_offset(token, Block::key_line(owner, 0), dims);
-    return {key_page(page) + offset, kBlock / P * 64, Block::kKeyLines * 64, Block::place(owner)};
+    return {key_page(page) + offset, kBlock / P * 64, Block::kKeyLines * 64, Block::place(owner),
+            dims % kBlock == 0 ? 0 : 1};
   }
   template <class Unit>
   EFFINFER_DEVICE PartRun values_of(Unit& unit, int32_t page, int column, int dims) const {
@@ -81,12 +83,12 @@ struct Fetch {
     const int dim = first_dim(owner, column, dims);
     const int offset = Block::value_offset(Block::value_group(owner, 0), dim, dims);
     return {value_page(page) + offset, kBlock / P * dims * 4, Block::kValueGroups * dims * 4,
-            Block::place(owner)};
+            Block::place(owner), 0};
   }
 
-  // Whether places of unit `at` of a chunk are other tokens.
-  EFFINFER_DEVICE bool is_gathered(const ChunkPass& pass, int at) const {
-    return pass.path != 0 && pass.chunk * kChunkTokens + (at + 1) * kUnitTokens > tree_start;
+  // Whether places of unit `at` of a chunk are other tokens for a displaced row.
+  EFFINFER_DEVICE bool is_in_tree(int32_t chunk, int at) const {
+    return chunk * kChunkTokens + (at + 1) * kUnitTokens > tree_start;
   }
 
   // Block `index` of the pass's tokens, of which there are 8, and `column` of 32 dims. Dword by
@@ -120,7 +122,9 @@ struct Fetch {
   EFFINFER_DEVICE void fetch_scales(Unit& unit, const ChunkPass& pass, int index,
                                     Scales& to) const {
     if (!is_visited(pass, index)) return;
-    if (is_gathered(pass, index / 2)) return gather_scales(unit, pass, index, to);
+    if (pass.path != 0 && is_in_tree(pass.chunk, index / 2)) {
+      return gather_scales(unit, pass, index, to);
+    }
     const int64_t page = pass.pages[index / 2];
     const int token = index % 2 * kBlock + unit.lane % 4 * 8;
     const float* k = key_scales + page * key_scale_stride + token;

@@ -61,19 +61,23 @@ class PartialFold {
 
   template <class Unit>
   EFFINFER_DEVICE void run(Unit& unit) {
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < Shared::kAhead; ++i) fetch_stage(unit);
     EFFINFER_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const int row = (unit.thread + i * kThreads) / row_quads_;
       own_rows_[i] = row < rows_ ? row : -1;
     }
     EFFINFER_NO_UNROLL
+    for (int i = 0; i < Shared::kAhead; ++i) fetch_stage(unit);
+    States states;
+    load_states(unit, 0, states);
+    EFFINFER_NO_UNROLL
     for (int first = 0; first < chunks_; first += window_) {
-      const int count = chunks_ - first < window_ ? chunks_ - first : window_;
-      load_states(unit, first, count);
+      const int count = window_from(first);
+      store_states(unit, count, states);
       unit.sync();
+      load_states(unit, first + window_, states);
       set_factors(unit, first, count);
+      unit.sync();
       fold_window(unit, count);
       unit.sync();
     }
@@ -92,30 +96,45 @@ class PartialFold {
   }
 
  private:
-  // The next chunks, as many as a stage takes, on their way.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_stage(Unit& unit) {
-    const int left = chunks_ - next_;
-    const int quads = (left < step_ ? left : step_) * rows_ * row_quads_;
-    const float* from = values_ + int64_t{next_} * rows_ * row_quads_ * 4;
-    for (int i = unit.thread; i < quads; i += kThreads) {
-      unit.copy_async(&shared_.stages[stage_][i], from + 4 * i);
-    }
-    unit.commit();
-    next_ += step_;
-    stage_ = (stage_ + 1) % Shared::kStages;
+  static constexpr int kLoads = Shared::kEntries / kThreads;
+  using States = RowState[kLoads];
+
+  EFFINFER_DEVICE int window_from(int first) const {
+    return chunks_ - first < window_ ? chunks_ - first : window_;
   }
 
+  // The next chunks, as many as a stage takes, on their way: each thread copies what it folds.
   template <class Unit>
-  EFFINFER_DEVICE void load_states(Unit& unit, int first, int count) {
-    constexpr int kLoads = Shared::kEntries / kThreads;
+  EFFINFER_DEVICE void fetch_stage(Unit& unit) {
+    const int end = next_ + step_ < chunks_ ? next_ + step_ : chunks_;
+    const int quads = rows_ * row_quads_;
+    Quad* to = shared_.stages[stage_] + unit.thread;
+    const float* from = values_ + 4 * (int64_t{next_} * quads + unit.thread);
+    EFFINFER_NO_UNROLL
+    for (; next_ < end; ++next_, to += quads, from += 4 * quads) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kOwn; ++i) {
+        if (own_rows_[i] < 0) break;
+        unit.copy_async(to + i * kThreads, from + 4 * i * kThreads);
+      }
+    }
+    unit.commit();
+    stage_ = stage_ + 1 == Shared::kStages ? 0 : stage_ + 1;
+  }
+
+  // Those of a window, a part for each thread: on their way while the window before is folded.
+  template <class Unit>
+  EFFINFER_DEVICE void load_states(Unit& unit, int first, States& states) const {
     const RowState* from = states_ + int64_t{first} * rows_;
-    RowState states[kLoads];
+    const int entries = first < chunks_ ? window_from(first) * rows_ : 0;
     EFFINFER_UNROLL
     for (int i = 0; i < kLoads; ++i) {
       const int entry = unit.thread + i * kThreads;
-      if (entry < count * rows_) states[i] = from[entry];
+      if (entry < entries) states[i] = from[entry];
     }
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void store_states(Unit& unit, int count, const States& states) const {
     EFFINFER_UNROLL
     for (int i = 0; i < kLoads; ++i) {
       const int entry = unit.thread + i * kThreads;
@@ -158,28 +177,34 @@ class PartialFold {
     EFFINFER_NO_UNROLL
     for (int chunk = 0; chunk < count; chunk += step_) {
       unit.template wait<Shared::kAhead - 1>();
-      unit.sync();  // of all threads; and all have read what the next copies replace
-      const Quad* values = shared_.stages[(stage_ + 1) % Shared::kStages];
+      const Quad* values = shared_.stages[stage_ + 1 == Shared::kStages ? 0 : stage_ + 1];
       fetch_stage(unit);
-      const int end = chunk + step_ < count ? chunk + step_ : count;
-      EFFINFER_NO_UNROLL
-      for (int c = chunk; c < end; ++c, values += rows_ * row_quads_) {
-        fold(unit, &shared_.entries[c * rows_], values);
+      const int left = count - chunk < step_ ? count - chunk : step_;
+      EFFINFER_UNROLL
+      for (int i = 0; i < kOwn; ++i) {
+        if (own_rows_[i] < 0) break;
+        fold(&shared_.entries[chunk * rows_ + own_rows_[i]], values + unit.thread + i * kThreads,
+             left, sums_[i], weights_[i]);
       }
     }
   }
 
-  template <class Unit>
-  EFFINFER_DEVICE void fold(Unit& unit, const typename Shared::Entry* entries, const Quad* values) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < kOwn; ++i) {
-      if (own_rows_[i] < 0) break;
-      const typename Shared::Entry entry = entries[own_rows_[i]];
-      weights_[i] = fold_value(weights_[i], entry.state.sum, entry.factors);
-      const Quad quad = values[unit.thread + i * kThreads];
+  // A thread's row and dims of `count` chunks, whose loads are two at a time.
+  EFFINFER_DEVICE void fold(const typename Shared::Entry* entries, const Quad* values, int count,
+                            float (&sums)[4], float& weights) const {
+    EFFINFER_NO_UNROLL
+    for (int c = 0; c < count; c += 2, entries += 2 * rows_, values += 2 * rows_ * row_quads_) {
+      const int second = c + 1 < count ? 1 : 0;
+      const typename Shared::Entry of[2] = {entries[0], entries[second * rows_]};
+      const Quad quads[2] = {values[0], values[second * rows_ * row_quads_]};
       EFFINFER_UNROLL
-      for (int d = 0; d < 4; ++d) {
-        sums_[i][d] = fold_value(sums_[i][d], float_of(quad.words[d]), entry.factors);
+      for (int j = 0; j < 2; ++j) {
+        if (j > second) break;
+        weights = fold_value(weights, of[j].state.sum, of[j].factors);
+        EFFINFER_UNROLL
+        for (int d = 0; d < 4; ++d) {
+          sums[d] = fold_value(sums[d], float_of(quads[j].words[d]), of[j].factors);
+        }
       }
     }
   }

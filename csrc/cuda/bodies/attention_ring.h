@@ -89,11 +89,11 @@ class BlockRing {
   EFFINFER_DEVICE void send(const ChunkPass& now, const ChunkPass& next) {
     Slot& slot = shared_.ring[unit_.warp][slot_];
     if (parts_.from != nullptr) {
-      const bool is_half = left_ == 1 && !of_values() && dims_ % kBlock != 0;
+      const bool is_whole = left_ != parts_.half_left;
       EFFINFER_UNROLL
       for (int l = 0; l < kLoads; ++l) {
-        if (l == kLoads / 2 && is_half) break;
-        unit_.copy_async(&slot[l][parts_.place], parts_.from + l * parts_.load_step);
+        const uint8_t* from = parts_.from + l * parts_.load_step;
+        unit_.copy_async_if(l < kLoads / 2 || is_whole, &slot[l][parts_.place], from);
       }
       parts_.from += parts_.part_step;
     } else if (gathers_) {
@@ -111,6 +111,8 @@ class BlockRing {
 
   EFFINFER_DEVICE void begin_run(const ChunkPass& pass) {
     const int at = first_block() / 2;
+    const int32_t page = pass.pages[at];  // loads side by side
+    const uint64_t path = pass.path;
     left_ = of_values() ? 2 : columns_;
     parts_.from = nullptr;
     gathers_ = false;
@@ -120,9 +122,8 @@ class BlockRing {
         shared_.fetch.fetch_scales(unit_, pass, first_block(), shared_.scales[unit_.warp][run_]);
       }
     }
-    gathers_ = shared_.fetch.is_gathered(pass, at);
+    gathers_ = path != 0 && shared_.fetch.is_in_tree(pass.chunk, at);
     if (gathers_) return;
-    const int32_t page = pass.pages[at];
     parts_ = of_values() ? shared_.fetch.values_of(unit_, page, unit_.warp, dims_)
                          : shared_.fetch.keys_of(unit_, page, first_block() % 2, dims_);
   }
