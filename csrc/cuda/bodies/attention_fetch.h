@@ -14,11 +14,11 @@ namespace effinfer::cuda {
 // The columns of a block of keys, or both halves of a page's values of 32 dims: what a lane copies
 // of the next one.
 struct PartRun {
+  static constexpr int kGathered = -1;  // as load_step, where nothing is copied
+
   const uint8_t* from = nullptr;  // null: nothing
-  int32_t part_step = 0;          // bytes from one part to the next
-  int32_t load_step = 0;          // and from one of its loads
+  int32_t load_step = 0;          // bytes from one load to the next
   int32_t place = 0;              // among the warp's
-  int32_t half_left = 0;          // when so many parts are left, the next one has half of the loads
 };
 
 template <DType kType>
@@ -74,16 +74,14 @@ struct Fetch {
     const int owner = Block::key_owner(unit.lane);
     const int token = half * kBlock + 4 * Block::quad(owner);
     const int offset = Block::key_offset(token, Block::key_line(owner, 0), dims);
-    return {key_page(page) + offset, kBlock / P * 64, Block::kKeyLines * 64, Block::place(owner),
-            dims % kBlock == 0 ? 0 : 1};
+    return {key_page(page) + offset, Block::kKeyLines * 64, Block::place(owner)};
   }
   template <class Unit>
   EFFINFER_DEVICE PartRun values_of(Unit& unit, int32_t page, int column, int dims) const {
     const int owner = Block::value_owner(unit.lane);
     const int dim = first_dim(owner, column, dims);
     const int offset = Block::value_offset(Block::value_group(owner, 0), dim, dims);
-    return {value_page(page) + offset, kBlock / P * dims * 4, Block::kValueGroups * dims * 4,
-            Block::place(owner), 0};
+    return {value_page(page) + offset, Block::kValueGroups * dims * 4, Block::place(owner)};
   }
 
   // Whether places of unit `at` of a chunk are other tokens for a displaced row.

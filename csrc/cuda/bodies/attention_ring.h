@@ -60,9 +60,10 @@ class BlockRing {
   static constexpr int kFirst = kRing;
 
   EFFINFER_DEVICE BlockRing(Unit& unit, Shared& shared, int dims)
-      : unit_(unit), shared_(shared), dims_(dims), columns_((dims + kBlock - 1) / kBlock) {}
+      : unit_(unit), shared_(shared), dims_(dims) {}
 
-  EFFINFER_DEVICE int columns() const { return columns_; }
+  // Of 32 dims.
+  EFFINFER_DEVICE int columns() const { return (dims_ + kBlock - 1) / kBlock; }
 
   // The next part has come, and another is on its way to its predecessor's place. The first kFirst
   // times there is none.
@@ -77,7 +78,8 @@ class BlockRing {
   EFFINFER_DEVICE void end_pass() { in_next_ = false; }
 
  private:
-  static constexpr int kLoads = KvBlock<kType>::kLoads;
+  using Block = KvBlock<kType>;
+  static constexpr int kLoads = Block::kLoads;
   static constexpr int kRuns = kBlocks + kChunkUnits;
 
   EFFINFER_DEVICE bool of_values() const { return run_ >= kBlocks; }
@@ -89,23 +91,25 @@ class BlockRing {
   EFFINFER_DEVICE void send(const ChunkPass& now, const ChunkPass& next) {
     Slot& slot = shared_.ring[unit_.warp][slot_];
     if (parts_.from != nullptr) {
-      const bool is_whole = left_ != parts_.half_left;
+      const bool is_whole = left_ > 1 || of_values() || dims_ % kBlock == 0;
       EFFINFER_UNROLL
       for (int l = 0; l < kLoads; ++l) {
         const uint8_t* from = parts_.from + l * parts_.load_step;
         unit_.copy_async_if(l < kLoads / 2 || is_whole, &slot[l][parts_.place], from);
       }
-      parts_.from += parts_.part_step;
-    } else if (gathers_) {
+      parts_.from += parts_.load_step * (of_values() ? Block::kValueStep : kLoads);
+    } else if (parts_.load_step == PartRun::kGathered) {
       const int index = first_block() + (of_values() ? 2 - left_ : 0);
-      const int column = of_values() ? unit_.warp : columns_ - left_;
+      const int column = of_values() ? unit_.warp : columns() - left_;
       shared_.fetch.gather(unit_, in_next_ ? next : now, of_values(), index, column, dims_, slot);
     }
     unit_.commit();
     slot_ = (slot_ + 1) & (kRing - 1);
     if (--left_ > 0) return;
-    in_next_ = in_next_ || run_ + 1 == kRuns;
-    run_ = run_ + 1 == kRuns ? 0 : run_ + 1;
+    if (++run_ == kRuns) {
+      run_ = 0;
+      in_next_ = true;
+    }
     begin_run(in_next_ ? next : now);
   }
 
@@ -113,17 +117,18 @@ class BlockRing {
     const int at = first_block() / 2;
     const int32_t page = pass.pages[at];  // loads side by side
     const uint64_t path = pass.path;
-    left_ = of_values() ? 2 : columns_;
-    parts_.from = nullptr;
-    gathers_ = false;
+    left_ = of_values() ? 2 : columns();
+    parts_ = PartRun();
     if ((pass.units >> at & 1) == 0 || (of_values() && unit_.warp * kBlock >= dims_)) return;
     if constexpr (KvBlock<kType>::kScaled) {
       if (!of_values()) {
         shared_.fetch.fetch_scales(unit_, pass, first_block(), shared_.scales[unit_.warp][run_]);
       }
     }
-    gathers_ = path != 0 && shared_.fetch.is_in_tree(pass.chunk, at);
-    if (gathers_) return;
+    if (path != 0 && shared_.fetch.is_in_tree(pass.chunk, at)) {
+      parts_.load_step = PartRun::kGathered;
+      return;
+    }
     parts_ = of_values() ? shared_.fetch.values_of(unit_, page, unit_.warp, dims_)
                          : shared_.fetch.keys_of(unit_, page, first_block() % 2, dims_);
   }
@@ -131,11 +136,9 @@ class BlockRing {
   Unit& unit_;
   Shared& shared_;
   const int dims_;
-  const int columns_;  // of 32 dims
   // The next part to fetch: of the pass at hand, or already of the next one. A pass's runs are its
   // blocks of keys and pages of values.
   PartRun parts_;
-  bool gathers_ = false;
   bool in_next_ = false;
   int slot_ = kRing - 1;
   int run_ = -1;

@@ -49,7 +49,6 @@ class AttentionTileRun {
         p_(params.p),
         shared_(shared),
         result_(params, shared.tile),
-        steps_(params.p.k.dims / 16),
         ring_(unit, shared, params.p.k.dims) {}
 
   // What is looked up is known before the kernel before has ended, but for lists of visits, and by
@@ -108,7 +107,6 @@ class AttentionTileRun {
     ChunkWalk walk;
     if (unit_.warp == 0) walk = ChunkWalk::after(unit_, shared_.units, now);
     Scores scores = {};
-    float max[2];
     EFFINFER_NO_UNROLL
     for (; block <= kBlocks; ++block) {
       if (block == kBlocks) {
@@ -116,7 +114,7 @@ class AttentionTileRun {
         Softmax::share_max(unit_, scores, shared_.softmax);
         unit_.sync();
         if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
-        set_weights(now, scores, max);
+        set_weights(now, scores);
         unit_.sync();
       }
       if (block == kToSetQueries) {
@@ -134,7 +132,7 @@ class AttentionTileRun {
         const auto& slot = ring_.take(now, next);
         if ((visited >> part & 1) == 0) continue;
         if (of_keys) {
-          Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, steps_ - 2 * part,
+          Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, p_.k.dims / 16 - 2 * part,
                                scores[0]);
         } else {
           Multiply::add_values(unit_, shared_.operands, slot, part, chunk_values_);
@@ -144,8 +142,6 @@ class AttentionTileRun {
     }
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      // Of a chunk's passes one at most has something of a row.
-      chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
       chunk_rows_[r].sum += Softmax::sum_of(shared_.softmax, unit_.lane / 4 + 8 * r);
     }
     ring_.end_pass();
@@ -165,12 +161,18 @@ class AttentionTileRun {
   }
 
   // When all warps have shared their maxima.
-  EFFINFER_DEVICE void set_weights(const ChunkPass& pass, Scores& scores, float (&max)[2]) {
+  EFFINFER_DEVICE void set_weights(const ChunkPass& pass, Scores& scores) {
     const bool shaped = is_shaped(p_);
     const int row = unit_.lane / 4;
     const float factor[2] = {factor_of(shared_.rows[row], shaped),
                              factor_of(shared_.rows[row + 8], shaped)};
+    float max[2];
     Softmax::set_weights(unit_, scores, factor, shared_.softmax, max);
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      // Of a chunk's passes one at most has something of a row.
+      chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
+    }
     share_weights(pass, scores);
   }
 
@@ -277,7 +279,6 @@ class AttentionTileRun {
   const ops::AttentionProblem& p_;
   Shared& shared_;
   const AttentionResult<kWarps> result_;
-  const int steps_;  // of 16 dims
   Ring ring_;
   RowState rows_[2];  // of the chunks before
   LaneValues values_ = {};
