@@ -6,7 +6,6 @@
 
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/attention_fetch.h"
-#include "cuda/bodies/attention_merge.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
@@ -23,13 +22,7 @@ struct AttentionShared {
   static constexpr int kRing = kWarps == 8 && kType != DType::i8 ? kFull / 2 : kFull;
   static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
 
-  using RingSlots = typename Fetch<kType>::Slot[kWarps][kRing];
-  using Merge = MergeShared<kWarps, static_cast<int>(sizeof(RingSlots))>;
-
-  union {
-    RingSlots ring;
-    Merge merge;  // when the ring is empty for good
-  };
+  typename Fetch<kType>::Slot ring[kWarps][kRing];
   std::conditional_t<KvBlock<kType>::kScaled, typename Fetch<kType>::Scales[kWarps][kBlocks], char>
       scales;
   typename Products<kType, kWarps>::Operands operands;
@@ -43,7 +36,6 @@ struct AttentionShared {
   PlainPlaces plain;
   TileRow rows[kTileRows];
   ChunkPass passes[2];  // at hand, and next
-  int32_t is_last;
 };
 
 // A ring of the warp's own, whose parts come without a barrier: of a pass each of the warp's blocks

@@ -12,13 +12,14 @@
 // the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 16 warps) are under way while
 // one is multiplied, over the ends of chunks and their barriers.
 //
-// A chunk's result is folded into what came before or stored for whoever ends the tile.
+// A chunk's result is folded into what came before or, of a divided tile, stored for the kernel
+// that merges it.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/attention_result.h"
 #include "cuda/bodies/attention_ring.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
@@ -78,7 +79,7 @@ class AttentionTileRun {
       do_pass(shared_.passes[at], shared_.passes[at ^ 1], block);
       block = shared_.passes[at ^ 1].queries == kSameQueries ? 0 : kToSetQueries;
     }
-    finish();
+    if (shared_.item.partial < 0) result_.store(unit_, rows_, values_);
   }
 
  private:
@@ -264,15 +265,6 @@ class AttentionTileRun {
     }
     clear(chunk_values_);
     chunk_rows_[0] = chunk_rows_[1] = RowState{};
-  }
-
-  // Whoever ends a tile's last item merges its partial results, in the order of the keys: the
-  // result does not depend on who that is.
-  EFFINFER_DEVICE void finish() {
-    const ops::AttentionItem& item = shared_.item;
-    if (item.partial < 0) return result_.store(unit_, rows_, values_);
-    if (!ends_last_item(unit_, p_, item.merge, shared_.is_last)) return;
-    result_.merge(unit_, p_.work.merges[item.merge], shared_.merge);
   }
 
   Unit& unit_;
