@@ -390,8 +390,7 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
   for (const AttentionBuffers& buffers : attention_) {
     const ops::AttentionWorkView& view = buffers.view;
     key.insert(key.end(), {address(view.tiles), address(view.merges), address(view.items),
-                           view.num_items, view.num_merges, view.tile_rows,
-                           view.one_tile ? 1 : 0});
+                           view.num_items, view.num_merges, view.tile_rows, view.one_tile ? 1 : 0});
   }
   for (const ops::VisitPlan& plan : visits_) {
     key.push_back(plan.num_rows);

@@ -64,8 +64,8 @@ EFFINFER_DEVICE Visibility visibility_of(const ops::AttentionProblem& p,
           p.causal || p.batch.is_tree(tile.sequence)};
 }
 
-// Places [begin, end) that all rows of a tile see, and whose scores are only scaled; lists and trees
-// have none.
+// Places [begin, end) that all rows of a tile see, and whose scores are only scaled; lists and
+// trees have none.
 struct PlainPlaces {
   int32_t begin;
   int32_t end;
