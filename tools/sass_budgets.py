@@ -33,7 +33,7 @@ NOT_HOPPER = "sm_[!9]*"
 
 # Weights and activations without a detour through registers, products on the tensor cores.
 STREAM = ("LDGSTS.128", "HMMA")
-# Keys and values come as copies of 16 bytes; the states of other blocks as loads.
+# Keys and values come as copies of 16 bytes; what weighs keys as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 # Tiles of activations come by tensor maps and weights by bulk copies, for which warps wait at
@@ -71,15 +71,16 @@ BUDGETS = (
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
-    Budget("AttentionKernel<0, 2>", 200, 2, 55328, ATTENTION_F32),
-    Budget("AttentionKernel<0, 4>", 168, 1, 92448, ATTENTION_F32),
+    Budget("AttentionKernel<0, 2>", 200, 2, 55264, ATTENTION_F32),
+    Budget("AttentionKernel<0, 4>", 168, 1, 92384, ATTENTION_F32),
     Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
-    Budget("AttentionKernel<[12], 2>", 200, 3, 44064, ATTENTION),
-    Budget("AttentionKernel<[12], 4>", 168, 2, 79136, ATTENTION),
+    Budget("AttentionKernel<[12], 2>", 200, 3, 44000, ATTENTION),
+    Budget("AttentionKernel<[12], 4>", 168, 2, 79072, ATTENTION),
     Budget("AttentionKernel<[12], 8>", 152, 1, 83680, ATTENTION),
     Budget("AttentionKernel<3, 2>", 248, 3, 43984, ATTENTION),
     Budget("AttentionKernel<3, 4>", 168, 2, 62672, ATTENTION),
     Budget("AttentionKernel<3, 8>", 144, 1, 100048, ATTENTION),
+    Budget("AttentionMergeKernel", 144, 3),
     # Arguments: columns of 32 dims.
     Budget("ArrangePages<2>", 64, 8, 1, ROWS, "sm_90a"),
     Budget("ArrangePages<4>", 104, 4, 1, ROWS, "sm_90a"),

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/bodies/attention_merge.h"
 #include "cuda/bodies/attention_tile.h"
 #include "cuda/decode_pages.h"
 #include "cuda/entry.h"
@@ -107,6 +108,8 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
   }
   const int64_t left = p.work.num_items - p.work.num_long_items;
   with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, left, queue); });
+  // Those of long items have been merged.
+  if (left > 0) launch<AttentionMergeKernel>(params, p.work.num_merges * kTileRows, queue);
 }
 
 }  // namespace

@@ -338,7 +338,9 @@ void DeviceStep::pack_attention(StepPacker& packer, std::span<const AttentionBuf
   to.view = work;
   to.view.spans = nullptr;
   to.view.tiles = packer.add(work.tiles, rounded(work.tiles), {});
-  to.view.merges = packer.add(work.merges, rounded(work.merges), {});
+  const size_t merges = work.merges.empty() ? 0 : rounded(work.merges);
+  to.view.merges = packer.add(work.merges, merges, {});
+  to.view.num_merges = static_cast<int64_t>(merges);
   const size_t items = rounded(work.items);
   to.view.items = packer.add(work.items, items, {-1, 0, 0, -1, -1});
   to.view.num_items = static_cast<int64_t>(items);
@@ -388,7 +390,7 @@ Recordings::Key DeviceStep::key_of(const Program& program, int32_t top_k) const 
   for (const AttentionBuffers& buffers : attention_) {
     const ops::AttentionWorkView& view = buffers.view;
     key.insert(key.end(), {address(view.tiles), address(view.merges), address(view.items),
-                           view.num_items, view.tile_rows, view.one_tile ? 1 : 0});
+                           view.num_items, view.num_merges, view.tile_rows, view.one_tile ? 1 : 0});
   }
   for (const ops::VisitPlan& plan : visits_) {
     key.push_back(plan.num_rows);

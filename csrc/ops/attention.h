@@ -217,6 +217,7 @@ struct AttentionWorkView {
   const ArrangedPage* arranged = nullptr;
   int64_t num_arranged = 0;
   int64_t num_items = 0;
+  int64_t num_merges = 0;
   int64_t num_long_items = 0;
   int32_t tile_rows = 0;  // 0: there is no work yet
   int32_t long_rows = 0;  // of the shape: 0: all tiles are alike
@@ -232,6 +233,7 @@ struct AttentionWorkView {
         arranged(work.arranged.data()),
         num_arranged(static_cast<int64_t>(work.arranged.size())),
         num_items(static_cast<int64_t>(work.items.size())),
+        num_merges(static_cast<int64_t>(work.merges.size())),
         num_long_items(work.num_long_items),
         tile_rows(work.tile_rows),
         long_rows(work.long_rows),

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -206,13 +207,33 @@ class Planner {
     return tile.num_rows * tile.num_heads > shape_.most_rows;
   }
 
+  // In chunks. A GPU holds half of the shares at once: where it holds all tiles, their items are no
+  // more than that, for a second round would begin behind the slowest of the first and end with
+  // most multiprocessors idle.
+  int32_t share_of(int64_t chunks) const {
+    const auto share = static_cast<int32_t>(chunks / shape_.shares);
+    const int64_t most = shape_.shares / 2;
+    const auto items = [&](int32_t of) {
+      int64_t count = 0;
+      for (const AttentionTile& tile : work_.tiles) {
+        count += is_long(tile) ? 0 : ceil_div(num_chunks(tile), of);
+      }
+      return count;
+    };
+    const bool fits = most > 0 && items(std::numeric_limits<int32_t>::max()) <= most;
+    if (shape_.most_rows == 0 || !fits) return share;
+    int32_t least = std::max(ceil_div(chunks, most), 1);
+    while (items(least) > most) ++least;
+    return least;
+  }
+
   void finish() {
     int64_t chunks = 0;
     int64_t long_chunks = 0;
     for (const AttentionTile& tile : work_.tiles) {
       (is_long(tile) ? long_chunks : chunks) += num_chunks(tile);
     }
-    const auto share = static_cast<int32_t>(chunks / shape_.shares);
+    const int32_t share = share_of(chunks);
     // A multiprocessor holds one or two blocks of such tiles, and their partial results cost more.
     const auto long_share = static_cast<int32_t>(long_chunks / std::max(1, shape_.shares / 4));
     for (size_t i = 0; i < work_.tiles.size(); ++i) {

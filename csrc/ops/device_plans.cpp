@@ -145,6 +145,7 @@ void PlanMemory::put(const AttentionWork& work, const PlanLists& lists, Queue& q
   problem_.work.items = pointers.items;
   problem_.work.merges = pointers.merges;
   problem_.work.num_items = static_cast<int64_t>(room_.items);
+  problem_.work.num_merges = static_cast<int64_t>(room_.merges);
   if (!lists.mask->empty()) return;
   problem_.mask = nullptr;
   problem_.mask_starts = nullptr;

@@ -358,9 +358,9 @@ TEST("every barrier is needed") {
     check::skip("races are not detected in this build");
   }
   for (const DType kv : {DType::bf16, DType::f16, DType::f32}) {
-    // One merges twice as many partial results as states are there at once.
+    // One merges more chunks than are there at once.
     const bool is_long = kv == DType::bf16;
-    const int32_t length = is_long ? 32 * 256 : 600;
+    const int32_t length = is_long ? 40 * 256 : 600;
     Cache cache({kv, 16, 1, is_long ? 16 : 2}, 111);
     const int s = cache.add(length);
     cache.upload();
@@ -371,9 +371,7 @@ TEST("every barrier is needed") {
       expect_every_barrier_matters(is_right);
       continue;
     }
-    for (const cuda::host::Site& site : needless_barriers(is_right, 4)) {
-      CHECK(site.file.find("attention_merge.h") != std::string::npos);
-    }
+    CHECK(needless_barriers(is_right, 4).empty());
   }
 }
 

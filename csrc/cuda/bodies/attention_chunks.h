@@ -63,6 +63,9 @@ EFFINFER_DEVICE int distance_to(const ItemUnits& item, int32_t chunk) {
 
 inline constexpr int kSameQueries = -1;
 
+// ChunkPass::units of a chunk that is visited whole but for lists.
+inline constexpr uint32_t kAllUnits = (1u << kChunkUnits) - 1;
+
 // Steps of a warp: its lanes hold what will be the next pass.
 class ChunkWalk {
  public:

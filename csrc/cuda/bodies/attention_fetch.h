@@ -1,6 +1,6 @@
 // How blocks of keys and values come into shared memory: 16 bytes a lane to the place where some
-// lane of the warp reads them (bodies/fragments.h). Keys of a displaced row are gathered instead,
-// token by token.
+// lane of the warp reads them (bodies/fragments.h). Parts that lie one behind the other are a run,
+// whose address is looked up once. Keys of a displaced row are gathered instead, token by token.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,16 @@
 #include "ops/attention.h"
 
 namespace effinfer::cuda {
+
+// The columns of a block of keys, or both halves of a page's values of 32 dims: what a lane copies
+// of the next one.
+struct PartRun {
+  static constexpr int kGathered = -1;  // as load_step, where nothing is copied
+
+  const uint8_t* from = nullptr;  // null: nothing
+  int32_t load_step = 0;          // bytes from one load to the next
+  int32_t place = 0;              // among the warp's
+};
 
 template <DType kType>
 struct Fetch {
@@ -31,7 +41,6 @@ struct Fetch {
   int64_t key_scale_stride = 0;
   int64_t value_scale_stride = 0;
   const int32_t* pages;  // of the sequence
-  int32_t dims;
   int32_t tree_start;
 
   EFFINFER_DEVICE static Fetch of(const ops::AttentionProblem& p, const ops::AttentionTile& tile) {
@@ -50,7 +59,6 @@ struct Fetch {
       f.value_scale_stride = p.v.scale_page_stride;
     }
     f.pages = p.batch.kv_indices + p.batch.kv_indptr[tile.sequence];
-    f.dims = p.k.dims;
     f.tree_start = p.batch.is_tree(tile.sequence) ? p.batch.tree_begin(tile.sequence) : INT32_MAX;
     return f;
   }
@@ -60,21 +68,61 @@ struct Fetch {
     return (pass.units >> index / 2 & 1) != 0;
   }
 
-  // Block `index` of the pass's tokens, block `column` of dims.
+  // Half `half` of a page, from its first column on; of a head of `dims`.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, const ChunkPass& pass, bool of_values, int index,
-                             int column, Slot& to) const {
-    if (!is_visited(pass, index) || column * kBlock >= dims) return;
-    if (is_gathered(pass, index)) return gather(unit, pass, of_values, index, column, to);
-    if (of_values) return fetch_values(unit, pass, index, column, to);
-    fetch_keys(unit, pass, index, column, to);
+  EFFINFER_DEVICE PartRun keys_of(Unit& unit, int32_t page, int half, int dims) const {
+    const int owner = Block::key_owner(unit.lane);
+    const int token = half * kBlock + 4 * Block::quad(owner);
+    const int offset = Block::key_offset(token, Block::key_line(owner, 0), dims);
+    return {key_page(page) + offset, Block::kKeyLines * 64, Block::place(owner)};
+  }
+  template <class Unit>
+  EFFINFER_DEVICE PartRun values_of(Unit& unit, int32_t page, int column, int dims) const {
+    const int owner = Block::value_owner(unit.lane);
+    const int dim = first_dim(owner, column, dims);
+    const int offset = Block::value_offset(Block::value_group(owner, 0), dim, dims);
+    return {value_page(page) + offset, Block::kValueGroups * dims * 4, Block::place(owner)};
+  }
+
+  // Whether places of unit `at` of a chunk are other tokens for a displaced row.
+  EFFINFER_DEVICE bool is_in_tree(int32_t chunk, int at) const {
+    return chunk * kChunkTokens + (at + 1) * kUnitTokens > tree_start;
+  }
+
+  // Block `index` of the pass's tokens, of which there are 8, and `column` of 32 dims. Dword by
+  // dword, in a loop that takes little room in the kernel: a draft's few blocks are no part of what
+  // decides its speed. A dword of values is of P tokens, each in a dword of its own.
+  template <class Unit>
+  EFFINFER_DEVICE void gather(Unit& unit, const ChunkPass& pass, bool of_values, int index,
+                              int column, int dims, Slot& to) const {
+    const bool is_half = !of_values && dims - column * kBlock < kBlock;
+    const int loads = is_half ? Block::kLoads / 2 : Block::kLoads;
+    const int tokens = of_values ? P : 1;
+    for (int n = 0; n < 4 * loads; ++n) {
+      const int place =
+          of_values ? Block::value_group(unit.lane, n / 4) * P : 4 * Block::quad(unit.lane) + n % 4;
+      const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
+      const int dim = first_dim(unit.lane, column, dims) + n % 4;
+      uint32_t numbers = 0;
+      for (int j = 0; j < tokens; ++j) {
+        const Token at = find(unit, pass, index * kBlock + place + j);
+        const uint8_t* dword = of_values ? value_page(at.page) : key_page(at.page);
+        dword += of_values ? Block::value_offset(at.token / P, dim, dims)
+                           : Block::key_offset(at.token, line, dims);
+        const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
+        numbers |= of_values ? Block::moved(from, at.token % P, j) : from;
+      }
+      to[n / 4][Block::place(unit.lane)].words[n % 4] = numbers;
+    }
   }
 
   template <class Unit>
   EFFINFER_DEVICE void fetch_scales(Unit& unit, const ChunkPass& pass, int index,
                                     Scales& to) const {
     if (!is_visited(pass, index)) return;
-    if (is_gathered(pass, index)) return gather_scales(unit, pass, index, to);
+    if (pass.path != 0 && is_in_tree(pass.chunk, index / 2)) {
+      return gather_scales(unit, pass, index, to);
+    }
     const int64_t page = pass.pages[index / 2];
     const int token = index % 2 * kBlock + unit.lane % 4 * 8;
     const float* k = key_scales + page * key_scale_stride + token;
@@ -94,46 +142,10 @@ struct Fetch {
     return values + page * value_stride + (page >= first_far ? value_far : 0);
   }
 
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_keys(Unit& unit, const ChunkPass& pass, int index, int column,
-                                  Slot& to) const {
-    const int owner = Block::key_owner(unit.lane);
-    const int place = Block::place(owner);
-    const int token = index % 2 * kBlock + 4 * Block::quad(owner);
-    const int line = column * (kBlock / P) + Block::key_line(owner, 0);
-    const uint8_t* from = key_page(pass.pages[index / 2]) + Block::key_offset(token, line, dims);
-    const bool is_half = dims - column * kBlock < kBlock;
-    EFFINFER_UNROLL
-    for (int l = 0; l < Block::kLoads; ++l) {
-      if (l == Block::kLoads / 2 && is_half) break;
-      unit.copy_async(&to[l][place], from + l * Block::kKeyLines * 64);
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_values(Unit& unit, const ChunkPass& pass, int index, int column,
-                                    Slot& to) const {
-    const int owner = Block::value_owner(unit.lane);
-    const int place = Block::place(owner);
-    const int group = index % 2 * (kBlock / P) + Block::value_group(owner, 0);
-    const uint8_t* from = value_page(pass.pages[index / 2]) +
-                          Block::value_offset(group, first_dim(owner, column), dims);
-    const int step = Block::kValueGroups * dims * 4;
-    EFFINFER_UNROLL
-    for (int l = 0; l < Block::kLoads; ++l) {
-      unit.copy_async(&to[l][place], from + l * step);
-    }
-  }
-
   // The second half of a block may lie behind the last dim: then again the first, for nobody.
-  EFFINFER_DEVICE int first_dim(int lane, int column) const {
+  EFFINFER_DEVICE static int first_dim(int lane, int column, int dims) {
     const int dim = column * kBlock + 4 * Block::quad(lane);
     return dim < dims ? dim : dim - 16;
-  }
-
-  // Whether places of the block are other tokens.
-  EFFINFER_DEVICE bool is_gathered(const ChunkPass& pass, int index) const {
-    return pass.path != 0 && pass.chunk * kChunkTokens + (index + 1) * kBlock > tree_start;
   }
 
   struct Token {
@@ -144,32 +156,6 @@ struct Fetch {
   EFFINFER_DEVICE Token find(Unit& unit, const ChunkPass& pass, int place) const {
     const int32_t token = token_of_place(pass.chunk * kChunkTokens + place, pass.path, tree_start);
     return {unit.load(pages + token / kUnitTokens), token % kUnitTokens};
-  }
-
-  // Dword by dword, in a loop that takes little room in the kernel: a draft's few blocks are no
-  // part of what decides its speed. A dword of values is of P tokens, each in a dword of its own.
-  template <class Unit>
-  EFFINFER_DEVICE void gather(Unit& unit, const ChunkPass& pass, bool of_values, int index,
-                              int column, Slot& to) const {
-    const bool is_half = !of_values && dims - column * kBlock < kBlock;
-    const int loads = is_half ? Block::kLoads / 2 : Block::kLoads;
-    const int tokens = of_values ? P : 1;
-    for (int n = 0; n < 4 * loads; ++n) {
-      const int place =
-          of_values ? Block::value_group(unit.lane, n / 4) * P : 4 * Block::quad(unit.lane) + n % 4;
-      const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
-      const int dim = first_dim(unit.lane, column) + n % 4;
-      uint32_t numbers = 0;
-      for (int j = 0; j < tokens; ++j) {
-        const Token at = find(unit, pass, index * kBlock + place + j);
-        const uint8_t* dword = of_values ? value_page(at.page) : key_page(at.page);
-        dword += of_values ? Block::value_offset(at.token / P, dim, dims)
-                           : Block::key_offset(at.token, line, dims);
-        const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
-        numbers |= of_values ? Block::moved(from, at.token % P, j) : from;
-      }
-      to[n / 4][Block::place(unit.lane)].words[n % 4] = numbers;
-    }
   }
 
   template <class Unit>

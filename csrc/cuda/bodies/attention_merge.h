@@ -1,297 +1,139 @@
-// What the decoding kernel does with a tile's results: stores them for whoever ends the tile, or
-// merges them.
+// Merges the partial results of tiles that were divided: a block a row, a thread a dim.
 //
-// The partial results of a tile are one array, chunk by chunk, and so are their maxima and sums.
-// One block folds them from left to right, which takes long if it waits for memory chunk by chunk:
+// Rows are folded chunk by chunk from left to right, as by the block of a tile that is not divided.
+// That is a chain of two operations a chunk; what takes time is the memory, so that a warp has the
+// states and values of the next 32 chunks on their way while it folds 32. What chunks are
+// multiplied by depends on the maxima alone: each lane finds it for one of the chunks.
 //
-//   states    of as many chunks as there is room for, by all threads at once
-//   factors   of 32 chunks by the lanes of a warp, as they depend on maxima alone
-//   values    through a ring of stages of up to 16 rows, each row's sum and four dims a thread's
+// It is a kernel of its own: rows of a tile are merged by as many multiprocessors, no block of the
+// kernel before waits for stores or counts others, and what merges is in no kernel of products.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/fragments.h"
+#include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
 #include "cuda/unit.h"
 #include "ops/attention.h"
 
 namespace effinfer::cuda {
 
-// In the memory of a ring of keys, of kBytes.
-template <int kWarps, int kBytes>
-struct MergeShared {
-  static constexpr int kRowQuads = 8 * kWarps;  // of 32 dims a warp
-  static constexpr int kStageQuads = kTileRows * kRowQuads;
+// Whether the kernel of long tiles merges them itself.
+EFFINFER_DEVICE bool is_long(const ops::AttentionProblem& p, const ops::AttentionTile& tile) {
+  if (p.work.only_long) return !p.batch.is_tree(tile.sequence);
+  return tile.num_rows * tile.num_heads > kTileRows;
+}
 
-  // A chunk's row.
-  struct Entry {
-    RowState state;
-    Factors factors;
-  };
-  static constexpr int kEntries = kBytes / 8 / static_cast<int>(sizeof(Entry));
-  static constexpr int kStages = kBytes / 8 * 7 / 16 / kStageQuads;
-  static constexpr int kAhead = kStages - 1;
-
-  Entry entries[kEntries];
-  float highest[kTileRows];  // of the chunks before
-  Quad stages[kStages][kStageQuads];
-};
-
-// Folds the partial results of a tile by a whole block: values to the first stage, row by row, and
-// the rows' states to the first entries.
-template <int kWarps, class Shared>
-class PartialFold {
+class RowMerge {
  public:
-  static constexpr int kThreads = kWarps * kWarp;
-  // Of a thread: four dims of a row each, threads side by side.
-  static constexpr int kOwn = Shared::kStageQuads / kThreads;
-
-  EFFINFER_DEVICE PartialFold(const ops::AttentionProblem& p, const ops::AttentionMerge& merge,
-                              int rows, Shared& shared)
-      : shared_(shared),
-        states_(reinterpret_cast<const RowState*>(p.partial_ms) + merge.first_partial),
-        values_(p.partial_out + int64_t{merge.first_partial} * p.v.dims),
+  EFFINFER_DEVICE RowMerge(const AttentionParams& params, const ops::AttentionMerge& merge,
+                           const ops::AttentionTile& tile, int row)
+      : dims_(params.p.v.dims),
         chunks_(merge.num_partials),
-        rows_(rows),
-        row_quads_(p.v.dims / 4),
-        step_(kTileRows / rows),
-        window_(Shared::kEntries / rows / step_ * step_) {}
+        rows_(tile.num_rows * tile.num_heads),
+        row_(row),
+        states_(reinterpret_cast<const RowState*>(params.p.partial_ms) + merge.first_partial + row),
+        values_(params.p.partial_out + (int64_t{merge.first_partial} + row) * params.p.v.dims),
+        out_(params, tile) {}
 
+  // A warp: 32 dims from `first_dim` on.
   template <class Unit>
-  EFFINFER_DEVICE void run(Unit& unit) {
+  EFFINFER_DEVICE void run(Unit& unit, int first_dim) const {
+    RowState row;
+    float value = 0.0f;
+    Window next;
+    load(unit, 0, first_dim, next);
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < Shared::kAhead; ++i) fetch_stage(unit);
+    for (int first = 0; first < chunks_; first += kWarp) {
+      const Window now = next;
+      load(unit, first + kWarp, first_dim, next);
+      fold(unit, now, chunks_ - first, row, value);
+    }
+    const bool is_first = first_dim == 0 && unit.lane == 0;
+    const float factor = out_.end_row(unit, row_, row, is_first);
+    float eight[8];
     EFFINFER_UNROLL
-    for (int i = 0; i < kOwn; ++i) {
-      const int row = (unit.thread + i * kThreads) / row_quads_;
-      own_rows_[i] = row < rows_ ? row : -1;
-    }
-    EFFINFER_NO_UNROLL
-    for (int first = 0; first < chunks_; first += window_) {
-      const int count = chunks_ - first < window_ ? chunks_ - first : window_;
-      load_states(unit, first, count);
-      unit.sync();
-      set_factors(unit, first, count);
-      fold_window(unit, count);
-      unit.sync();
-    }
-    EFFINFER_UNROLL
-    for (int i = 0; i < kOwn; ++i) {
-      const int row = own_rows_[i];
-      if (row < 0) break;
-      const int own = unit.thread + i * kThreads;
-      Quad quad;
-      EFFINFER_UNROLL
-      for (int d = 0; d < 4; ++d) quad.words[d] = bits_of(sums_[i][d]);
-      shared_.stages[0][own] = quad;
-      if (own == row * row_quads_) shared_.entries[row].state = {shared_.highest[row], weights_[i]};
-    }
-    unit.sync();
+    for (int d = 0; d < 8; ++d) eight[d] = unit.shfl(value, (8 * unit.lane + d) & (kWarp - 1));
+    const int dim = first_dim + 8 * unit.lane;
+    if (unit.lane >= kWarp / 8 || dim >= dims_) return;
+    out_.store_values(unit, row_, dim, factor, eight, dims_);
   }
 
  private:
-  // The next chunks, as many as a stage takes, on their way.
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_stage(Unit& unit) {
-    const int left = chunks_ - next_;
-    const int quads = (left < step_ ? left : step_) * rows_ * row_quads_;
-    const float* from = values_ + int64_t{next_} * rows_ * row_quads_ * 4;
-    for (int i = unit.thread; i < quads; i += kThreads) {
-      unit.copy_async(&shared_.stages[stage_][i], from + 4 * i);
-    }
-    unit.commit();
-    next_ += step_;
-    stage_ = (stage_ + 1) % Shared::kStages;
-  }
+  // Of 32 chunks: each lane's dim of all, and the state of one. Behind the last one is nothing.
+  struct Window {
+    RowState state;
+    float values[kWarp];
+  };
 
   template <class Unit>
-  EFFINFER_DEVICE void load_states(Unit& unit, int first, int count) {
-    constexpr int kLoads = Shared::kEntries / kThreads;
-    const RowState* from = states_ + int64_t{first} * rows_;
-    RowState states[kLoads];
+  EFFINFER_DEVICE void load(Unit& unit, int first, int first_dim, Window& to) const {
+    const bool has_dim = first_dim + unit.lane < dims_;
+    const float* from = values_ + int64_t{first} * rows_ * dims_ + first_dim + unit.lane;
+    to.state = RowState();
+    if (first + unit.lane < chunks_) to.state = states_[(first + unit.lane) * int64_t{rows_}];
     EFFINFER_UNROLL
-    for (int i = 0; i < kLoads; ++i) {
-      const int entry = unit.thread + i * kThreads;
-      if (entry < count * rows_) states[i] = from[entry];
+    for (int c = 0; c < kWarp; ++c, from += rows_ * dims_) {
+      to.values[c] = 0.0f;
+      if (has_dim && first + c < chunks_) to.values[c] = *from;
     }
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void fold(Unit& unit, const Window& window, int count, RowState& row,
+                                   float& value) {
+    float max = fmaxf(window.state.max, row.max);  // up to and with the lane's own
     EFFINFER_UNROLL
-    for (int i = 0; i < kLoads; ++i) {
-      const int entry = unit.thread + i * kThreads;
-      if (entry < count * rows_) shared_.entries[entry].state = states[i];
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const float lower = unit.shfl(max, (unit.lane - distance) & (kWarp - 1));
+      if (unit.lane >= distance) max = fmaxf(max, lower);
     }
-  }
-
-  // What chunks are multiplied by depends on the maxima up to them alone.
-  template <class Unit>
-  EFFINFER_DEVICE void set_factors(Unit& unit, int first, int count) {
-    EFFINFER_NO_UNROLL
-    for (int row = unit.warp; row < rows_; row += kWarps) {
-      float highest = kNoScore;
-      if (first > 0 && unit.lane == 0) highest = shared_.highest[row];
-      highest = unit.shfl(highest, 0);
-      EFFINFER_NO_UNROLL
-      for (int set = 0; set < count; set += kWarp) {
-        const int chunk = set + unit.lane;
-        RowState own;
-        if (chunk < count) own = shared_.entries[chunk * rows_ + row].state;
-        float max = fmaxf(own.max, highest);  // up to and with the lane's own
-        EFFINFER_UNROLL
-        for (int distance = 1; distance < kWarp; distance *= 2) {
-          const float lower = unit.shfl(max, (unit.lane - distance) & (kWarp - 1));
-          if (unit.lane >= distance) max = fmaxf(max, lower);
-        }
-        const float lower = unit.shfl(max, (unit.lane - 1) & (kWarp - 1));
-        const RowState before = {unit.lane == 0 ? highest : lower, 0.0f};
-        if (chunk < count) {
-          shared_.entries[chunk * rows_ + row].factors = factors_of(unit, before, own);
-        }
-        highest = unit.shfl(max, kWarp - 1);
-      }
-      if (unit.lane == 0) shared_.highest[row] = highest;
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fold_window(Unit& unit, int count) {
-    EFFINFER_NO_UNROLL
-    for (int chunk = 0; chunk < count; chunk += step_) {
-      unit.template wait<Shared::kAhead - 1>();
-      unit.sync();  // of all threads; and all have read what the next copies replace
-      const Quad* values = shared_.stages[(stage_ + 1) % Shared::kStages];
-      fetch_stage(unit);
-      const int end = chunk + step_ < count ? chunk + step_ : count;
-      EFFINFER_NO_UNROLL
-      for (int c = chunk; c < end; ++c, values += rows_ * row_quads_) {
-        fold(unit, &shared_.entries[c * rows_], values);
-      }
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fold(Unit& unit, const typename Shared::Entry* entries, const Quad* values) {
+    const float lower = unit.shfl(max, (unit.lane - 1) & (kWarp - 1));
+    const RowState before = {unit.lane == 0 ? row.max : lower, 0.0f};
+    const Factors own = factors_of(unit, before, window.state);
     EFFINFER_UNROLL
-    for (int i = 0; i < kOwn; ++i) {
-      if (own_rows_[i] < 0) break;
-      const typename Shared::Entry entry = entries[own_rows_[i]];
-      weights_[i] = fold_value(weights_[i], entry.state.sum, entry.factors);
-      const Quad quad = values[unit.thread + i * kThreads];
-      EFFINFER_UNROLL
-      for (int d = 0; d < 4; ++d) {
-        sums_[i][d] = fold_value(sums_[i][d], float_of(quad.words[d]), entry.factors);
-      }
+    for (int c = 0; c < kWarp; ++c) {
+      if (c % 8 == 0 && c >= count) break;
+      const Factors factors = {unit.shfl(own.before, c), unit.shfl(own.chunk, c)};
+      row.sum = fold_value(row.sum, unit.shfl(window.state.sum, c), factors);
+      value = fold_value(value, window.values[c], factors);
     }
+    row.max = unit.shfl(max, kWarp - 1);
   }
 
-  Shared& shared_;
-  const RowState* const states_;
-  const float* const values_;
+  const int dims_;
   const int chunks_;
-  const int rows_;
-  const int row_quads_;
-  const int step_;      // chunks of a stage
-  const int window_;    // of those whose states are there, whole stages
-  int next_ = 0;        // chunk to be sent for
-  int stage_ = 0;       // its place
-  int own_rows_[kOwn];  // -1: none, nor of those that follow
-  float sums_[kOwn][4] = {};
-  float weights_[kOwn] = {};
+  const int rows_;  // of the tile
+  const int row_;
+  const RowState* const states_;  // of the row
+  const float* const values_;
+  const AttentionOutput out_;
 };
 
-// Of warps that have 32 dims each.
-template <int kWarps>
-class AttentionResult {
- public:
-  EFFINFER_DEVICE AttentionResult(const AttentionParams& params, const ops::AttentionTile& tile)
-      : p_(params.p), out_(params, tile), dims_(params.p.v.dims) {}
+struct AttentionMergeKernel {
+  static constexpr const char* kName = "attention_merge";
+  static constexpr int kThreads = 128;
+  static constexpr int kMinBlocks = 3;
+  static constexpr bool kWaitsItself = true;
+  using Params = AttentionParams;
+  struct Shared {};
 
-  EFFINFER_DEVICE int num_rows() const { return out_.num_rows(); }
-
+  // A block for each row that a merge's tile may have. Merges that the rounding of a step adds are
+  // of no chunks.
   template <class Unit>
-  EFFINFER_DEVICE static void fold(Unit& unit, RowState (&rows)[2], LaneValues& values,
-                                   const RowState (&chunk_rows)[2], LaneValues& chunk_values) {
-    const Factors factors[2] = {fold_row(unit, rows[0], chunk_rows[0]),
-                                fold_row(unit, rows[1], chunk_rows[1])};
-    fold_values(values, chunk_values, factors);
-  }
-
-  // Of the chunk whose first row's partial result is number `first`.
-  template <class Unit>
-  EFFINFER_DEVICE void store_partial(Unit& unit, int64_t first, const RowState (&rows)[2],
-                                     LaneValues& values) const {
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
+    const ops::AttentionMerge merge = params.p.work.merges[unit.block / kTileRows];
+    const ops::AttentionTile tile = params.p.work.tiles[merge.tile];
+    const int row = unit.block % kTileRows;
+    const bool is_short = merge.num_partials > 0 && !is_long(params.p, tile);
+    unit.wait_for_inputs();
+    if (!is_short || row >= tile.num_rows * tile.num_heads) return;
+    const RowMerge rows(params, merge, tile, row);
     EFFINFER_NO_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if (!has(unit, r)) continue;
-      const int64_t index = first + row_of(unit, r);
-      float of_row[8];
-      row_values(values, r, of_row);
-      if (dim_of(unit) < dims_) {
-        AttentionOutput::store_partial_values(p_, index, dim_of(unit), of_row);
-      }
-      if (tells_row(unit))
-        AttentionOutput::store_partial_state(p_, index, r == 0 ? rows[0] : rows[1]);
-    }
+    for (int dim = kWarp * unit.warp; dim < params.p.v.dims; dim += kThreads) rows.run(unit, dim);
   }
-
-  // All partial results of the tile, from left to right, by whole blocks.
-  template <class Unit, class Shared>
-  EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionMerge& merge, Shared& shared) const {
-    PartialFold<kWarps, Shared>(p_, merge, num_rows(), shared).run(unit);
-    RowState rows[2];
-    LaneValues values = {};
-    EFFINFER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if (!has(unit, r)) continue;
-      const int row = row_of(unit, r);
-      rows[r] = shared.entries[row].state;
-      if (dim_of(unit) >= dims_) continue;
-      EFFINFER_UNROLL
-      for (int d = 0; d < 8; ++d) {
-        const Quad& quad = shared.stages[0][(row * dims_ + dim_of(unit)) / 4 + d / 4];
-        value_at(values, d, r) = float_of(quad.words[d % 4]);
-      }
-    }
-    store(unit, rows, values);
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void store(Unit& unit, const RowState (&rows)[2], LaneValues& values) const {
-    EFFINFER_NO_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      if (!has(unit, r)) continue;
-      const RowState row = r == 0 ? rows[0] : rows[1];
-      const float factor = out_.end_row(unit, row_of(unit, r), row, tells_row(unit));
-      if (dim_of(unit) >= dims_) continue;
-      const int step = dims_ < 32 * kWarps ? dims_ : 32 * kWarps;
-      float of_row[8];
-      row_values(values, r, of_row);
-      out_.store_values(unit, row_of(unit, r), dim_of(unit), factor, of_row, step);
-    }
-  }
-
- private:
-  template <class Unit>
-  EFFINFER_DEVICE static int row_of(Unit& unit, int r) {
-    return unit.lane / 4 + 8 * r;
-  }
-  template <class Unit>
-  EFFINFER_DEVICE static int dim_of(Unit& unit) {
-    return 32 * unit.warp + unit.lane % 4 * 8;
-  }
-  // Whose lanes have what is one of a row.
-  template <class Unit>
-  EFFINFER_DEVICE static bool tells_row(Unit& unit) {
-    return unit.warp == 0 && unit.lane % 4 == 0;
-  }
-  template <class Unit>
-  EFFINFER_DEVICE bool has(Unit& unit, int r) const {
-    return row_of(unit, r) < num_rows();
-  }
-
-  const ops::AttentionProblem& p_;
-  const AttentionOutput out_;
-  const int dims_;
 };
 
 }  // namespace effinfer::cuda

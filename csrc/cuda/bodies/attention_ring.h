@@ -6,7 +6,7 @@
 
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/attention_fetch.h"
-#include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
@@ -22,13 +22,7 @@ struct AttentionShared {
   static constexpr int kRing = kWarps == 8 && kType != DType::i8 ? kFull / 2 : kFull;
   static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
 
-  using RingSlots = typename Fetch<kType>::Slot[kWarps][kRing];
-  using Merge = MergeShared<kWarps, static_cast<int>(sizeof(RingSlots))>;
-
-  union {
-    RingSlots ring;
-    Merge merge;  // when the ring is empty for good
-  };
+  typename Fetch<kType>::Slot ring[kWarps][kRing];
   std::conditional_t<KvBlock<kType>::kScaled, typename Fetch<kType>::Scales[kWarps][kBlocks], char>
       scales;
   typename Products<kType, kWarps>::Operands operands;
@@ -39,9 +33,9 @@ struct AttentionShared {
   ops::AttentionTile tile;
   ItemUnits units;
   Visibility visible;
+  PlainPlaces plain;
   TileRow rows[kTileRows];
   ChunkPass passes[2];  // at hand, and next
-  int32_t is_last;
 };
 
 // A ring of the warp's own, whose parts come without a barrier: of a pass each of the warp's blocks
@@ -50,65 +44,97 @@ template <class Unit, DType kType, int kWarps>
 class BlockRing {
  public:
   using Shared = AttentionShared<kType, kWarps>;
+  using Slot = typename Fetch<kType>::Slot;
   static constexpr int kBlocks = Shared::kBlocks;
   static constexpr int kRing = Shared::kRing;
   static constexpr int kAhead = kRing - 1;
+  // Until the first part has come. What the first one sends is nothing, but what is behind it.
+  static constexpr int kFirst = kRing;
 
   EFFINFER_DEVICE BlockRing(Unit& unit, Shared& shared, int dims)
-      : unit_(unit), shared_(shared), columns_((dims + kBlock - 1) / kBlock) {}
+      : unit_(unit), shared_(shared), dims_(dims) {}
 
-  EFFINFER_DEVICE int columns() const { return columns_; }
+  // Of 32 dims.
+  EFFINFER_DEVICE int columns() const { return (dims_ + kBlock - 1) / kBlock; }
 
-  // The next part has come, if it `waits` for one, and another is on its way to its predecessor's
-  // place. The first kAhead times nobody waits.
-  EFFINFER_DEVICE const typename Fetch<kType>::Slot& take(const ChunkPass& now,
-                                                          const ChunkPass& next, bool waits) {
-    if (waits) {
-      unit_.template wait<kAhead - 1>();
-      unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
-    }
-    fetch(ahead_.in_next ? next : now);
-    return shared_.ring[unit_.warp][ahead_.slot];  // all but one are ahead of it
+  // The next part has come, and another is on its way to its predecessor's place. The first kFirst
+  // times there is none.
+  EFFINFER_DEVICE const Slot& take(const ChunkPass& now, const ChunkPass& next) {
+    unit_.template wait<kAhead - 1>();
+    unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
+    send(now, next);
+    return shared_.ring[unit_.warp][slot_];  // all but one are ahead of it
   }
 
   // What was ahead in the next pass is ahead in the one at hand.
-  EFFINFER_DEVICE void end_pass() { ahead_.in_next = false; }
+  EFFINFER_DEVICE void end_pass() { in_next_ = false; }
 
  private:
-  // The next part on its way.
-  EFFINFER_DEVICE void fetch(const ChunkPass& pass) {
-    auto& slot = shared_.ring[unit_.warp][ahead_.slot];
-    const bool of_values = ahead_.block == kBlocks;
-    if (pass.chunk >= 0) {
-      const int index = of_values ? ahead_.column : unit_.warp * kBlocks + ahead_.block;
-      const int column = of_values ? unit_.warp : ahead_.column;
-      shared_.fetch.fetch(unit_, pass, of_values, index, column, slot);
-      if constexpr (KvBlock<kType>::kScaled) {
-        if (!of_values && column == 0) {
-          auto& scales = shared_.scales[unit_.warp][ahead_.block];
-          shared_.fetch.fetch_scales(unit_, pass, index, scales);
-        }
+  using Block = KvBlock<kType>;
+  static constexpr int kLoads = Block::kLoads;
+  static constexpr int kRuns = kBlocks + kChunkUnits;
+
+  EFFINFER_DEVICE bool of_values() const { return run_ >= kBlocks; }
+  // Of a chunk's: the run's first block of tokens.
+  EFFINFER_DEVICE int first_block() const {
+    return of_values() ? 2 * (run_ - kBlocks) : unit_.warp * kBlocks + run_;
+  }
+
+  EFFINFER_DEVICE void send(const ChunkPass& now, const ChunkPass& next) {
+    Slot& slot = shared_.ring[unit_.warp][slot_];
+    if (parts_.from != nullptr) {
+      const bool is_whole = left_ > 1 || of_values() || dims_ % kBlock == 0;
+      EFFINFER_UNROLL
+      for (int l = 0; l < kLoads; ++l) {
+        const uint8_t* from = parts_.from + l * parts_.load_step;
+        unit_.copy_async_if(l < kLoads / 2 || is_whole, &slot[l][parts_.place], from);
       }
+      parts_.from += parts_.load_step * (of_values() ? Block::kValueStep : kLoads);
+    } else if (parts_.load_step == PartRun::kGathered) {
+      const int index = first_block() + (of_values() ? 2 - left_ : 0);
+      const int column = of_values() ? unit_.warp : columns() - left_;
+      shared_.fetch.gather(unit_, in_next_ ? next : now, of_values(), index, column, dims_, slot);
     }
     unit_.commit();
-    ahead_.slot = (ahead_.slot + 1) % kRing;
-    if (++ahead_.column < (of_values ? kChunkBlocks : columns_)) return;
-    ahead_.column = 0;
-    if (++ahead_.block <= kBlocks) return;
-    ahead_.block = 0;
-    ahead_.in_next = true;
+    slot_ = (slot_ + 1) & (kRing - 1);
+    if (--left_ > 0) return;
+    if (++run_ == kRuns) {
+      run_ = 0;
+      in_next_ = true;
+    }
+    begin_run(in_next_ ? next : now);
+  }
+
+  EFFINFER_DEVICE void begin_run(const ChunkPass& pass) {
+    const int at = first_block() / 2;
+    const int32_t page = pass.pages[at];  // loads side by side
+    const uint64_t path = pass.path;
+    left_ = of_values() ? 2 : columns();
+    parts_ = PartRun();
+    if ((pass.units >> at & 1) == 0 || (of_values() && unit_.warp * kBlock >= dims_)) return;
+    if constexpr (KvBlock<kType>::kScaled) {
+      if (!of_values()) {
+        shared_.fetch.fetch_scales(unit_, pass, first_block(), shared_.scales[unit_.warp][run_]);
+      }
+    }
+    if (path != 0 && shared_.fetch.is_in_tree(pass.chunk, at)) {
+      parts_.load_step = PartRun::kGathered;
+      return;
+    }
+    parts_ = of_values() ? shared_.fetch.values_of(unit_, page, unit_.warp, dims_)
+                         : shared_.fetch.keys_of(unit_, page, first_block() % 2, dims_);
   }
 
   Unit& unit_;
   Shared& shared_;
-  const int columns_;  // of 32 dims
-  // The next part to fetch: of the pass at hand, or already of the next one.
-  struct {
-    int slot = 0;
-    int block = 0;  // of the warp's keys; kBlocks: values
-    int column = 0;
-    bool in_next = false;
-  } ahead_;
+  const int dims_;
+  // The next part to fetch: of the pass at hand, or already of the next one. A pass's runs are its
+  // blocks of keys and pages of values.
+  PartRun parts_;
+  bool in_next_ = false;
+  int slot_ = kRing - 1;
+  int run_ = -1;
+  int left_ = 1;  // of the run
 };
 
 }  // namespace effinfer::cuda

@@ -64,6 +64,21 @@ EFFINFER_DEVICE Visibility visibility_of(const ops::AttentionProblem& p,
           p.causal || p.batch.is_tree(tile.sequence)};
 }
 
+// Places [begin, end) that all rows of a tile see, and whose scores are only scaled; lists and
+// trees have none.
+struct PlainPlaces {
+  int32_t begin;
+  int32_t end;
+};
+EFFINFER_DEVICE PlainPlaces plain_places(const ops::AttentionProblem& p,
+                                         const ops::AttentionTile& tile, const Visibility& all) {
+  if (is_shaped(p) || p.visits.has_lists() || p.batch.is_tree(tile.sequence)) return {0, 0};
+  const int32_t first = slot_of(p, tile, 0);
+  const int32_t last = first + tile.num_rows - 1;
+  return {all.window_left < 0 ? 0 : last - all.window_left,
+          all.causal && first < all.num_tokens ? first + 1 : all.num_tokens};
+}
+
 // The scale of scores, log2(e) with it, is above 0, so that it may be applied after the maximum; a
 // query's factor has the rest.
 EFFINFER_DEVICE float row_scale(const ops::AttentionProblem& p) {

@@ -12,13 +12,14 @@
 // the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 16 warps) are under way while
 // one is multiplied, over the ends of chunks and their barriers.
 //
-// A chunk's result is folded into what came before or stored for whoever ends the tile.
+// A chunk's result is folded into what came before or, of a divided tile, stored for the kernel
+// that merges it.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/bodies/attention_merge.h"
+#include "cuda/bodies/attention_result.h"
 #include "cuda/bodies/attention_ring.h"
 #include "cuda/bodies/attention_rows.h"
 #include "cuda/bodies/fragments.h"
@@ -63,6 +64,7 @@ class AttentionTileRun {
     }
     if (unit_.warp == kWarps - 1 && unit_.lane == 0) {
       shared_.visible = visibility_of(p_, tile);
+      shared_.plain = plain_places(p_, tile, shared_.visible);
       shared_.fetch = Fetch<kType>::of(p_, tile);
     }
     // Loads behind keys that are on their way take as long as these.
@@ -77,7 +79,7 @@ class AttentionTileRun {
       do_pass(shared_.passes[at], shared_.passes[at ^ 1], block);
       block = shared_.passes[at ^ 1].queries == kSameQueries ? 0 : kToSetQueries;
     }
-    finish();
+    if (shared_.item.partial < 0) result_.store(unit_, rows_, values_);
   }
 
  private:
@@ -106,7 +108,6 @@ class AttentionTileRun {
     ChunkWalk walk;
     if (unit_.warp == 0) walk = ChunkWalk::after(unit_, shared_.units, now);
     Scores scores = {};
-    float max[2];
     EFFINFER_NO_UNROLL
     for (; block <= kBlocks; ++block) {
       if (block == kBlocks) {
@@ -114,7 +115,7 @@ class AttentionTileRun {
         Softmax::share_max(unit_, scores, shared_.softmax);
         unit_.sync();
         if (unit_.warp == 0) walk.store(unit_, shared_.units, next);
-        set_weights(now, scores, max);
+        set_weights(now, scores);
         unit_.sync();
       }
       if (block == kToSetQueries) {
@@ -123,18 +124,18 @@ class AttentionTileRun {
         continue;
       }
       const bool of_keys = block < kBlocks;
-      const int parts = block == kToSendFor ? Ring::kAhead
+      const int parts = block == kToSendFor ? Ring::kFirst
                         : of_keys           ? ring_.columns()
                                             : kChunkBlocks;
+      const uint32_t visited = visited_parts(now, block);
       EFFINFER_NO_UNROLL
       for (int part = 0; part < parts; ++part) {
-        const auto& slot = ring_.take(now, next, block != kToSendFor);
-        const int tokens = of_keys ? unit_.warp * kBlocks + block : part;
-        if (block == kToSendFor || !Fetch<kType>::is_visited(now, tokens)) continue;
+        const auto& slot = ring_.take(now, next);
+        if ((visited >> part & 1) == 0) continue;
         if (of_keys) {
           Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, p_.k.dims / 16 - 2 * part,
                                scores[0]);
-        } else if (unit_.warp * kBlock < p_.v.dims) {
+        } else {
           Multiply::add_values(unit_, shared_.operands, slot, part, chunk_values_);
         }
       }
@@ -142,31 +143,56 @@ class AttentionTileRun {
     }
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      // Of a chunk's passes one at most has something of a row.
-      chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
       chunk_rows_[r].sum += Softmax::sum_of(shared_.softmax, unit_.lane / 4 + 8 * r);
     }
     ring_.end_pass();
     if (next.chunk != now.chunk) end_chunk(now.chunk);
   }
 
+  // A bit for each part of the warp's block of keys, or of its values, that is multiplied.
+  EFFINFER_DEVICE uint32_t visited_parts(const ChunkPass& pass, int block) const {
+    if (block == kToSendFor) return 0;
+    if (block < kBlocks) {
+      return Fetch<kType>::is_visited(pass, unit_.warp * kBlocks + block) ? ~0u : 0;
+    }
+    uint32_t parts = 0;
+    EFFINFER_UNROLL
+    for (int at = 0; at < kChunkUnits; ++at) parts |= (pass.units >> at & 1) * 3u << 2 * at;
+    return unit_.warp * kBlock < p_.v.dims ? parts : 0;
+  }
+
   // When all warps have shared their maxima.
-  EFFINFER_DEVICE void set_weights(const ChunkPass& pass, Scores& scores, float (&max)[2]) {
+  EFFINFER_DEVICE void set_weights(const ChunkPass& pass, Scores& scores) {
     const bool shaped = is_shaped(p_);
     const int row = unit_.lane / 4;
     const float factor[2] = {factor_of(shared_.rows[row], shaped),
                              factor_of(shared_.rows[row + 8], shaped)};
+    float max[2];
     Softmax::set_weights(unit_, scores, factor, shared_.softmax, max);
+    EFFINFER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      // Of a chunk's passes one at most has something of a row.
+      chunk_rows_[r].max = fmaxf(chunk_rows_[r].max, max[r]);
+    }
     share_weights(pass, scores);
   }
 
   EFFINFER_DEVICE void set_logits(const ChunkPass& pass, Scores& scores) {
+    if (is_inside(pass)) return;
     EFFINFER_NO_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       set_block_logits(pass, b, scores[0]);
       turn(scores);
     }
     if (unit_.warp == 0) add_first_logits(unit_, scores[0], shared_.units, pass.chunk, 0);
+  }
+
+  // Whether every row sees all of the chunk, and scores are only scaled.
+  EFFINFER_DEVICE bool is_inside(const ChunkPass& pass) const {
+    if constexpr (KvBlock<kType>::kScaled) return false;
+    const int32_t start = pass.chunk * kChunkTokens;
+    return pass.units == kAllUnits && start >= shared_.plain.begin &&
+           start + kChunkTokens <= shared_.plain.end;
   }
 
   EFFINFER_DEVICE void set_block_logits(const ChunkPass& pass, int b, BlockScores& scores) {
@@ -239,15 +265,6 @@ class AttentionTileRun {
     }
     clear(chunk_values_);
     chunk_rows_[0] = chunk_rows_[1] = RowState{};
-  }
-
-  // Whoever ends a tile's last item merges its partial results, in the order of the keys: the
-  // result does not depend on who that is.
-  EFFINFER_DEVICE void finish() {
-    const ops::AttentionItem& item = shared_.item;
-    if (item.partial < 0) return result_.store(unit_, rows_, values_);
-    if (!ends_last_item(unit_, p_, item.merge, shared_.is_last)) return;
-    result_.merge(unit_, p_.work.merges[item.merge], shared_.merge);
   }
 
   Unit& unit_;

@@ -52,6 +52,7 @@ struct KvBlock {
   EFFINFER_DEVICE static int quad(int lane) { return P == 1 ? lane % 8 : lane / 4; }
   static constexpr int kKeyLines = 4;  // from one load of a lane to the next
   static constexpr int kValueGroups = P == 1 ? 4 : 1;
+  static constexpr int kValueStep = kBlock / P / kValueGroups;  // of those, to the next 32 tokens
   EFFINFER_DEVICE static int key_line(int lane, int l) {
     return kKeyLines * l + (P == 1 ? lane / 8 : lane % 4);
   }

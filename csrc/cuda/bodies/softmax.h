@@ -110,7 +110,8 @@ EFFINFER_DEVICE void shape_scores(Unit& unit, BlockScores& block, const TileRow&
   }
   if (soft_cap > 0.0f) {
     // cap * tanh(x) = cap - 2 cap / (e^2x + 1), for x in parts of the cap.
-    const float twice = 2.0f / soft_cap;
+    // A division would be a call that is made whether there is a cap or not.
+    const float twice = 2.0f * unit.reciprocal(soft_cap);
     const float cap = rounded_product(soft_cap, kLog2e);
     EFFINFER_UNROLL
     for (int t = 0; t < 8; ++t) {
