@@ -50,9 +50,27 @@ class StageWalk {
         item_(item),
         by_rank_(unit.shfl(rule.by_rank ? 1 : 0, 0) != 0),
         end_(by_rank_ ? rule.tile_end : item.end),
-        next_(by_rank_ ? 0 : item.first / kWarp * kWarp) {
-    begin_step();
+        next_(by_rank_ ? 0 : item.first / kWarp * kWarp) {}
+
+  // The next step, whose keys are first; or all are over.
+  EFFINFER_DEVICE void begin_step() {
+    of_values_ = false;
+    for (;;) {
+      while (at_ < count_) {
+        first_ = at_;
+        second_ = at_ + 1 < count_ ? at_ + 1 : at_;
+        at_ += 2;
+        if (((visited_ >> first_ | visited_ >> second_) & 1) == 0) continue;
+        units_[0] = unit_.shfl(place_, first_);
+        units_[1] = unit_.shfl(place_, second_);
+        return;
+      }
+      if (find_segment()) continue;
+      segment_ = -1;
+      return;
+    }
   }
+  EFFINFER_DEVICE void begin_values() { of_values_ = true; }
 
   EFFINFER_DEVICE bool is_over() const { return segment_ < 0; }
   EFFINFER_DEVICE bool of_values() const { return of_values_; }
@@ -70,14 +88,6 @@ class StageWalk {
     return (visited_ >> at & 1) != 0 ? unit : -1;
   }
 
-  // True when another step begins, or all are over.
-  EFFINFER_DEVICE bool advance() {
-    of_values_ = !of_values_;
-    if (of_values_) return false;
-    begin_step();
-    return true;
-  }
-
   EFFINFER_DEVICE void store(KeyStep& to) const {
     const uint64_t word = (visited_ >> unit_.lane & 1) != 0 ? word_ : 0;
     if (unit_.lane == second_) to.words[1] = second_ == first_ ? 0 : word;
@@ -92,23 +102,6 @@ class StageWalk {
   static_assert(kStepUnits == 2 && ops::kSegmentUnits == kWarp);
   // Words that are asked for at once, of a lane. Who has pages, too, has few registers.
   static constexpr int kAhead = kHasPages ? 1 : 4;
-
-  EFFINFER_DEVICE void begin_step() {
-    for (;;) {
-      while (at_ < count_) {
-        first_ = at_;
-        second_ = at_ + 1 < count_ ? at_ + 1 : at_;
-        at_ += 2;
-        if (((visited_ >> first_ | visited_ >> second_) & 1) == 0) continue;
-        units_[0] = unit_.shfl(place_, first_);
-        units_[1] = unit_.shfl(place_, second_);
-        return;
-      }
-      if (find_segment()) continue;
-      segment_ = -1;
-      return;
-    }
-  }
 
   // The item's next segment of which something is visited.
   EFFINFER_DEVICE bool find_segment() {

@@ -32,6 +32,7 @@ class StageProducer {
 
   // The loads of the next group are under way while one is stored, over the ends of stages too.
   EFFINFER_DEVICE void run() {
+    walk_.begin_step();
     publish();
     if (walk_.is_over()) return;
     Source now = source();
@@ -43,7 +44,12 @@ class StageProducer {
         if (group + 1 < Tiles::kGroups) {
           load(now, group + 1);
         } else {
-          if (walk_.advance()) publish();
+          if (walk_.of_values()) {
+            walk_.begin_step();
+            publish();
+          } else {
+            walk_.begin_values();
+          }
           is_last = walk_.is_over();
           if (!is_last) {
             next = source();
@@ -124,13 +130,13 @@ class StageCopies {
         walk_(unit, shared.units, shared.rule) {}
 
   EFFINFER_DEVICE void run() {
-    publish();
-    while (!walk_.is_over()) {
-      unit_.barrier_wait(shared_.empty[stage_.index], stage_.parity ^ 1);
-      unit_.sync_warp();  // nobody still waits when the phase after that one begins
-      if (unit_.lane == 0) copy();
-      stage_.next();
-      if (walk_.advance()) publish();
+    for (;;) {
+      walk_.begin_step();
+      publish();
+      if (walk_.is_over()) return;
+      copy_stage();
+      walk_.begin_values();
+      copy_stage();
     }
   }
 
@@ -148,12 +154,17 @@ class StageCopies {
     step_.next();
   }
 
-  EFFINFER_DEVICE void copy() {
-    if (walk_.of_values()) {
-      copy_values();
-    } else {
-      copy_keys();
+  EFFINFER_DEVICE void copy_stage() {
+    unit_.barrier_wait(shared_.empty[stage_.index], stage_.parity ^ 1);
+    unit_.sync_warp();  // nobody still waits when the phase after that one begins
+    if (unit_.lane == 0) {
+      if (walk_.of_values()) {
+        copy_values();
+      } else {
+        copy_keys();
+      }
     }
+    stage_.next();
   }
 
   // Of units that are not visited the stage keeps what it has: their scores are hidden.
