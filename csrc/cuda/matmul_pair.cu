@@ -17,7 +17,7 @@ void launch_pair(PairParams& params, Queue& queue) {
     }
     return kStreamWarps * (stream.warp_bytes + stream.token_bytes) <= shared_bytes_of(queue);
   };
-  for (int places = kMostPlaces; places >= 2 && !fits({places, 1, places}); --places) {
+  for (int places = kMostPlaces; places >= 2 && !fits({places, 0}); --places) {
   }
   stream.block_tokens = tokens;
   stream.token_blocks = static_cast<int32_t>(blocks_for(stream.tokens, tokens));

@@ -10,8 +10,7 @@
 // and of the block's warps with the same slice of k, which are a *team*, [piece][token] the
 // activations, 32 bytes a step, of as many tokens as the block has; step s lies at s ^ token % 4 (of
 // two steps: s ^ token / 2 % 2), so that the 32 lanes' reads of 8 bytes, of 8 tokens each, meet all
-// banks evenly. All of the slice come at once where there is room for them, else by places, too.
-// Before them are zeros, for tokens that are none.
+// banks evenly. Before them are zeros, for tokens that are none.
 //
 // Who copies: on Hopper one lane asks for all of a place's weights with one copy for each group,
 // and nobody spends an instruction on their addresses. Elsewhere lanes copy 16 bytes each, in
@@ -45,12 +44,12 @@ constexpr PieceLayout piece_layout(const ops::PackedFormat& format) {
   return {steps, static_cast<int>(ops::superblock_bytes(format) * steps / 4)};
 }
 
-// What is on its way at a time: `places`, of which one is multiplied, of `hold` pieces each, a power
-// of two. `token_pieces` have their tokens in shared memory: those of all places, or of a slice.
+// What is on its way at a time: `places`, of which one is multiplied, of 2^hold_bits pieces each.
 struct FeedShape {
   int32_t places = 0;
-  int32_t hold = 0;
-  int32_t token_pieces = 0;
+  int32_t hold_bits = 0;
+
+  EFFINFER_DEVICE constexpr int hold() const { return 1 << hold_bits; }
 };
 
 inline constexpr int kBarrierBytes = 64;
@@ -58,10 +57,10 @@ static_assert(kMostPlaces * sizeof(Mbarrier) <= kBarrierBytes);
 
 // Of a warp, and of a team's tokens with their zeros.
 constexpr int feed_bytes(const PieceLayout& piece, const FeedShape& shape) {
-  return kBarrierBytes + shape.places * shape.hold * 2 * piece.group_bytes;
+  return kBarrierBytes + shape.places * shape.hold() * 2 * piece.group_bytes;
 }
 constexpr int token_bytes(const PieceLayout& piece, const FeedShape& shape, int tokens) {
-  return (shape.token_pieces * tokens + 1) * piece.token_bytes();
+  return (shape.places * shape.hold() * tokens + 1) * piece.token_bytes();
 }
 
 // The warps of a block that multiply the same k with tokens that they share.
@@ -105,48 +104,54 @@ struct PieceCut {
   EFFINFER_DEVICE bool is_over() const { return next >= last; }
 };
 
-// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of each few of them, and
-// what it multiplies: four k of a token in each step.
-template <int kTiles, int kSteps>
+// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of a piece of a token at a
+// time, and what it multiplies: four k of a token in each step.
+template <int kSteps>
 class TokenCopies {
  public:
   static constexpr int kBytes = kSteps * 32;  // of a token in a piece
 
-  // Of pieces from `first` on.
+  // Of pieces from `first` on, of tokens that lie `piece_bytes` apart.
   template <class Unit>
-  EFFINFER_DEVICE TokenCopies(const Unit& unit, const Team& team, const uint8_t* x,
-                              int64_t row_bytes, int count, int first)
-      : step_(team.size * kRows) {
-    const int token = team.rank * kRows + unit.lane / kQuads;
-    const int quad = unit.lane % kQuads;
-    from_ = x + first * kBytes + token * row_bytes + quad * 16;
-    next_rows_ = step_ * row_bytes;
-    // Rounds have the same turn.
-    to_ = token * kBytes + (quad / 2 ^ turn(token)) * 32 + quad % 2 * 16;
-    left_ = count - token;
-    rounds_ = (count - team.rank * kRows + step_ - 1) / step_;
-  }
+  EFFINFER_DEVICE TokenCopies(const Unit& unit, const Team& team, const FeedShape& shape,
+                              const uint8_t* x, int64_t row_bytes, int count, int first,
+                              int piece_bytes)
+      : from_(x + first * kBytes + unit.lane % kQuads * 16),
+        row_bytes_(row_bytes),
+        piece_bytes_(piece_bytes),
+        hold_bits_(shape.hold_bits),
+        begin_(team.rank * kPairs + unit.lane / kQuads),
+        step_(team.size * kPairs),
+        end_(count << shape.hold_bits),
+        quad_(unit.lane % kQuads) {}
 
-  // Puts those of the next piece on their way.
+  // Puts those of the next `pieces` on their way. Pairs of a token and a piece are divided among
+  // the lanes of the team.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens) {
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens, int pieces) {
+    const int rounds_end = end_ + unit.lane / kQuads;  // as many rounds for all lanes
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < rounds_; ++i) {
-      unit.copy_async_if(i * step_ < left_, tokens + to_ + i * step_ * kBytes,
-                         from_ + i * next_rows_);
+    for (int pair = begin_; pair < rounds_end; pair += step_) {
+      const int token = pair >> hold_bits_;
+      const int piece = pair & ((1 << hold_bits_) - 1);
+      unit.copy_async_if(pair < end_ && piece < pieces, tokens + place_of(token, piece),
+                         from_ + token * row_bytes_ + piece * kBytes);
     }
-    from_ += kBytes;
+    from_ += pieces * kBytes;
   }
 
   // The same at once: a copy on its way is waited for with all that were before it.
   template <class Unit>
-  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens) {
+  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens, int pieces) {
     EFFINFER_NO_UNROLL
-    for (int i = 0; i * step_ < left_; ++i) {
-      *reinterpret_cast<Quad*>(tokens + to_ + i * step_ * kBytes) =
-          unit.load_written(reinterpret_cast<const Quad*>(from_ + i * next_rows_));
+    for (int pair = begin_; pair < end_; pair += step_) {
+      const int token = pair >> hold_bits_;
+      const int piece = pair & ((1 << hold_bits_) - 1);
+      if (piece >= pieces) continue;
+      *reinterpret_cast<Quad*>(tokens + place_of(token, piece)) = unit.load_written(
+          reinterpret_cast<const Quad*>(from_ + token * row_bytes_ + piece * kBytes));
     }
-    from_ += kBytes;
+    from_ += pieces * kBytes;
   }
 
   // How the steps of a token are moved about.
@@ -154,15 +159,20 @@ class TokenCopies {
 
  private:
   static constexpr int kQuads = kBytes / 16;
-  static constexpr int kRows = kWarp / kQuads;  // tokens of a warp's round
-  static_assert(kRows % 4 == 0);
+  static constexpr int kPairs = kWarp / kQuads;  // of a warp's round
 
-  const uint8_t* from_;  // of the lane's first token, in the next piece's k
-  int64_t next_rows_;
+  EFFINFER_DEVICE int place_of(int token, int piece) const {
+    return piece * piece_bytes_ + token * kBytes + (quad_ / 2 ^ turn(token)) * 32 + quad_ % 2 * 16;
+  }
+
+  const uint8_t* from_;  // in the next place's k of the first token
+  int64_t row_bytes_;
+  int piece_bytes_;
+  int hold_bits_;
+  int begin_;
   int step_;
-  int to_;
-  int left_;
-  int rounds_;  // of the warp
+  int end_;
+  int quad_;
 };
 
 // What both feeds are made with: row groups, of which each half of the lanes has one, pieces
@@ -177,9 +187,7 @@ struct FeedSource {
   int token_piece;  // bytes
   Team team;
 
-  EFFINFER_DEVICE PieceCut cut() const { return {first, last, shape.hold}; }
-  // The tokens of all its pieces are there at once.
-  EFFINFER_DEVICE bool keeps_tokens() const { return last - first <= shape.token_pieces; }
+  EFFINFER_DEVICE PieceCut cut() const { return {first, last, shape.hold()}; }
 };
 
 // Of bulk copies, once before all feeds of a warp.
@@ -191,12 +199,12 @@ EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory, int places) {
 }
 
 // What feeds have in common: what lies where.
-template <ops::PackedFormat kFormat, int kTiles>
+template <ops::PackedFormat kFormat>
 class Feed {
  public:
   static constexpr PieceLayout kPiece = piece_layout(kFormat);
   static constexpr int kGroupBytes = kPiece.group_bytes;
-  using Tokens = TokenCopies<kTiles, kPiece.steps>;
+  using Tokens = TokenCopies<kPiece.steps>;
 
   const uint8_t* weights = nullptr;  // of the lane's group, in the place
   const uint8_t* of_tokens = nullptr;
@@ -206,25 +214,23 @@ class Feed {
 
   EFFINFER_DEVICE uint8_t* weights_in(int place, int half) const {
     return source_.memory + kBarrierBytes +
-           (place * 2 + half) * (source_.shape.hold * kGroupBytes);
+           (place * 2 + half) * (kGroupBytes << source_.shape.hold_bits);
   }
   EFFINFER_DEVICE uint8_t* tokens_in(int place) const {
-    return source_.tokens + place * source_.shape.hold * source_.token_piece;
+    return source_.tokens + place * (source_.token_piece << source_.shape.hold_bits);
   }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_tokens(Unit& unit, Tokens& tokens, uint8_t* to, int pieces) const {
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < pieces; ++i) tokens.fetch(unit, to + i * source_.token_piece);
+  EFFINFER_DEVICE void advance(int& place) const {
+    if (++place == source_.shape.places) place = 0;
   }
 
   const FeedSource& source_;
 };
 
 // Copies of whole places, by one lane.
-template <ops::PackedFormat kFormat, int kTiles>
-class BulkFeed : public Feed<kFormat, kTiles> {
-  using Base = Feed<kFormat, kTiles>;
+template <ops::PackedFormat kFormat>
+class BulkFeed : public Feed<kFormat> {
+  using Base = Feed<kFormat>;
+  using Base::advance;
   using Base::source_;
 
  public:
@@ -232,11 +238,7 @@ class BulkFeed : public Feed<kFormat, kTiles> {
 
   template <class Unit>
   EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source, FeedState& state)
-      : Base(source),
-        state_(state),
-        asked_(source.cut()),
-        to_(state.place),
-        keeps_tokens_(source.keeps_tokens()) {
+      : Base(source), state_(state), asked_(source.cut()), to_(state.place) {
     EFFINFER_NO_UNROLL
     for (int i = 0; i < source.shape.places - 1; ++i) fetch(unit);
   }
@@ -244,45 +246,27 @@ class BulkFeed : public Feed<kFormat, kTiles> {
   // After wait_for_inputs().
   template <class Unit>
   EFFINFER_DEVICE void start_tokens(Unit& unit, Tokens& tokens) {
-    this->of_tokens = source_.tokens;
-    if (keeps_tokens_) {
-      this->fetch_tokens(unit, tokens, source_.tokens, source_.last - source_.first);
-    } else {
-      PieceCut cut = source_.cut();
-      int to = state_.place;
-      EFFINFER_NO_UNROLL
-      for (int i = 0; i < source_.shape.places - 1; ++i) {
-        this->fetch_tokens(unit, tokens, this->tokens_in(to), cut.take());
-        unit.commit();
-        advance(to);
-      }
+    PieceCut cut = source_.cut();
+    int to = state_.place;
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < source_.shape.places - 1; ++i) {
+      tokens.fetch(unit, this->tokens_in(to), cut.take());
+      advance(to);
     }
     unit.commit();
   }
 
-  // Waits for the next place, which is `pieces` behind the last one, of none if it is the first, and
-  // asks for another one.
+  // Waits for the next place and asks for another one.
   template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens, int pieces) {
+  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
     const int place = state_.place;
     this->weights = this->weights_in(place, unit.lane / 16);
-    const int to = to_;
-    if (keeps_tokens_) {
-      this->of_tokens += pieces * source_.token_piece;
-      if (pieces == 0) {
-        unit.template wait<0>();
-        source_.team.sync(unit);
-      } else {
-        unit.sync_warp();  // all have read what the next copies replace
-      }
-      fetch(unit);
-    } else {
-      this->of_tokens = this->tokens_in(place);
-      unit.template wait<0>();
-      source_.team.sync(unit);  // for all lanes, too
-      this->fetch_tokens(unit, tokens, this->tokens_in(to), fetch(unit));
-      unit.commit();
-    }
+    this->of_tokens = this->tokens_in(place);
+    unit.template wait<0>();
+    source_.team.sync(unit);  // for all lanes, and all have read what the next copies replace
+    uint8_t* const to = this->tokens_in(to_);
+    tokens.fetch(unit, to, fetch(unit));
+    unit.commit();
     unit.barrier_wait(barriers()[place], state_.parity);
     advance(state_.place);
     if (state_.place == 0) state_.parity ^= 1;
@@ -291,9 +275,6 @@ class BulkFeed : public Feed<kFormat, kTiles> {
  private:
   EFFINFER_DEVICE Mbarrier* barriers() const {
     return reinterpret_cast<Mbarrier*>(source_.memory);
-  }
-  EFFINFER_DEVICE void advance(int& place) const {
-    if (++place == source_.shape.places) place = 0;
   }
 
   // Returns how many pieces are on their way, which may be none.
@@ -315,7 +296,6 @@ class BulkFeed : public Feed<kFormat, kTiles> {
   FeedState& state_;
   PieceCut asked_;
   int to_;  // place of the next copies
-  bool keeps_tokens_;
 };
 
 // The oldest of `ahead` groups of copies under way is there. Instructions take a constant.
@@ -334,9 +314,10 @@ EFFINFER_DEVICE void wait_for_oldest(Unit& unit, int ahead) {
 }
 
 // Copies of 16 bytes by all lanes, tokens and weights of a place in one group.
-template <ops::PackedFormat kFormat, int kTiles>
-class LaneFeed : public Feed<kFormat, kTiles> {
-  using Base = Feed<kFormat, kTiles>;
+template <ops::PackedFormat kFormat>
+class LaneFeed : public Feed<kFormat> {
+  using Base = Feed<kFormat>;
+  using Base::advance;
   using Base::source_;
 
  public:
@@ -359,24 +340,20 @@ class LaneFeed : public Feed<kFormat, kTiles> {
     PieceCut cut = source_.cut();
     EFFINFER_NO_UNROLL
     for (int place = 0; place < source_.shape.places - 1; ++place) {
-      const int pieces = cut.take();
-      EFFINFER_NO_UNROLL
-      for (int i = 0; i < pieces; ++i) {
-        tokens.fetch_now(unit, this->tokens_in(place) + i * source_.token_piece);
-      }
+      tokens.fetch_now(unit, this->tokens_in(place), cut.take());
     }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens, int) {
+  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
     this->weights = this->weights_in(place_, unit.lane / 16);
     this->of_tokens = this->tokens_in(place_);
     wait_for_oldest(unit, source_.shape.places - 1);
     source_.team.sync(unit);  // for all lanes, and all have read what the next copies replace
     uint8_t* const to = this->tokens_in(to_);
-    this->fetch_tokens(unit, tokens, to, fetch(unit));
+    tokens.fetch(unit, to, fetch(unit));
     unit.commit();
-    if (++place_ == source_.shape.places) place_ = 0;
+    advance(place_);
   }
 
  private:
@@ -391,7 +368,7 @@ class LaneFeed : public Feed<kFormat, kTiles> {
       unit.copy_async_if(at + unit.lane % 16 * 16 < bytes, to + at, from_ + at);
     }
     from_ += bytes;
-    if (++to_ == source_.shape.places) to_ = 0;
+    advance(to_);
     return pieces;
   }
 

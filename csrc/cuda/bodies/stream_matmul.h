@@ -110,7 +110,7 @@ struct StreamProduct {
   static constexpr int kParts = kPiece.parts();
   static constexpr int kGroupBytes = kPiece.group_bytes;
   static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
-  using Tokens = TokenCopies<kTiles, kSteps>;
+  using Tokens = TokenCopies<kSteps>;
   using Weights = WeightFragments<kFormat>;
   struct NoScales {};
   using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat>>;
@@ -134,9 +134,9 @@ struct StreamProduct {
                                memory.team};
     const uint8_t* const group = unit.lane < kWarp / 2 ? groups[0] : groups[1];
     if (unit.has_bulk_copies()) {
-      run<BulkFeed<kFormat, kTiles>>(unit, p, source, group, x, state, sums);
+      run<BulkFeed<kFormat>>(unit, p, source, group, x, state, sums);
     } else {
-      run<LaneFeed<kFormat, kTiles>>(unit, p, source, group, x, state, sums);
+      run<LaneFeed<kFormat>>(unit, p, source, group, x, state, sums);
     }
   }
 
@@ -156,17 +156,17 @@ struct StreamProduct {
     }
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
-    Tokens tokens(unit, source.team, x.first, p.x_row_bytes, x.count, source.first);
+    Tokens tokens(unit, source.team, p.feed, x.first, p.x_row_bytes, x.count, source.first,
+                  source.token_piece);
     feed.start_tokens(unit, tokens);
     // Of what quants hold too much, in registers of its own.
     const uint32_t each = unit.opaque(bf16_pair(kFormat.has_min ? 1 : -quant_offset(kFormat)));
     PieceCut cut = source.cut();
-    int pieces = 0;
     EFFINFER_NO_UNROLL
     while (!cut.is_over()) {
-      feed.next(unit, tokens, pieces);
+      feed.next(unit, tokens);
       const Factors factors(unit, next);
-      pieces = cut.take();
+      const int pieces = cut.take();
       if (!cut.is_over()) next.load(unit, header, p.header_row_bytes, cut.next / kParts);
       EFFINFER_NO_UNROLL
       for (int piece = 0; piece < pieces; ++piece) {
