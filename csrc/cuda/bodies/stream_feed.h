@@ -190,12 +190,17 @@ struct FeedSource {
   EFFINFER_DEVICE PieceCut cut() const { return {first, last, shape.hold()}; }
 };
 
-// Of bulk copies, once before all feeds of a warp.
+// Of bulk copies, once before all feeds of a warp. Who copies makes them; the others wait for none
+// before they have met.
 template <class Unit>
 EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory, int places) {
-  if (unit.lane < places) unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[unit.lane], 1);
+  if (unit.lane == 0) {
+    EFFINFER_NO_UNROLL
+    for (int i = 0; i < places; ++i) {
+      unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[i], 1);
+    }
+  }
   unit.fence_async();
-  unit.sync_warp();
 }
 
 // What feeds have in common: what lies where.
