@@ -41,10 +41,6 @@ class DeviceUnit {
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ void sync_warp() { __syncwarp(); }
   __device__ __forceinline__ void keep_order() { __syncwarp(); }
-  __device__ __forceinline__ uint32_t opaque(uint32_t value) {
-    asm volatile("" : "+r"(value));
-    return value;
-  }
 
   template <class T>
   __device__ __forceinline__ T shfl(T value, int from) {

@@ -87,8 +87,14 @@ bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
 
 inline constexpr int kFewTokens = 4;
 
-// Blocks of few warps are spread evenly over a GPU, those of many share what comes of more tokens. Of
-// four tiles, and where 16 warps have no room, they have 8 of two rounds.
+// Whether 16 warps have the registers for two tiles: Q3_K's would have three too few.
+constexpr bool has_two_tiles(const ops::PackedFormat& format) {
+  return format.bits != ops::QuantBits::u4 || format.scales != ops::ScaleKind::super ||
+         format.has_min || format.sub_block != 16;
+}
+
+// Blocks of few warps are spread evenly over a GPU, those of many share what comes of more tokens.
+// Of four tiles, and where 16 warps have no room, they have 8 of two rounds.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
   int slots = kLeastSlots;
@@ -97,8 +103,12 @@ void launch_format(StreamParams& params, Queue& queue) {
   if (tokens > kFewTokens) slots = kMostSlots;
   if (tokens <= kTileTokens) {
     if (launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) return;
-  } else if (tokens <= 2 * kTileTokens) {
-    if (launch_stream<StreamMatmul<kFormat, 2, 16>>(params, slots, tokens, queue)) return;
+  }
+  if constexpr (has_two_tiles(kFormat)) {
+    if (tokens > kTileTokens && tokens <= 2 * kTileTokens &&
+        launch_stream<StreamMatmul<kFormat, 2, 16>>(params, slots, tokens, queue)) {
+      return;
+    }
   }
   for (int most = 4 * kTileTokens; most >= kTileTokens; most /= 2) {
     using Kernel = StreamMatmul<kFormat, 4, 8, 2>;

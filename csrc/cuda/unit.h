@@ -21,7 +21,6 @@
 //   keep_order()            compilers do not move loads of shared memory across it, which would
 //                           take registers; it orders nothing for other threads. All of a warp
 //                           call it
-//   opaque(value)           the value, which compilers then do not know: it stays in a register
 //   shfl_xor(value, mask)   the value of lane ^ mask; shfl(value, lane): of that lane
 //   ballot(bool)            a bit for each lane
 //   copy_async(to, from, valid)   16 aligned bytes of global memory into shared memory, zeros where

@@ -121,7 +121,6 @@ class Unit {
 
   // --- Hopper
 
-  static uint32_t opaque(uint32_t value) { return value; }
   static bool has_bulk_copies() { return arch() == 90; }
   void barrier_init(Mbarrier& barrier, int count);
   void barrier_arrive(Mbarrier& barrier, Where where = Where::current());

@@ -2,8 +2,8 @@
 // operands.
 #include "cpp/check.h"
 #include "effinfer/error.h"
-#include "gpu/matmul_cases.h"
 #include "gpu/hopper_device.h"
+#include "gpu/matmul_cases.h"
 #include "gpu/mutations.h"
 #include "gpu/paths.h"
 #include "gpu/shared_bytes.h"

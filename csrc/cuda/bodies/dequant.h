@@ -35,7 +35,7 @@ constexpr int lane_line_bytes(ops::QuantBits bits) {
 }
 
 inline constexpr int kPieceStep = kWarp * 16;  // bytes between the pieces of a lane
-inline constexpr int kLineStep = 256;           // between its lines, four of which lie side by side
+inline constexpr int kLineStep = 256;          // between its lines, four of which lie side by side
 
 // The pieces of 16 bytes in which a lane copies quants to a place of stream_ring.h: what it
 // multiplies itself. Half a line of float16 is one k of 16 rows, of which a lane multiplies 8

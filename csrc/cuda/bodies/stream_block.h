@@ -6,8 +6,8 @@
 
 namespace effinfer::cuda {
 
-// A warp's shared memory: what feeds it (stream_feed.h), in whose place behind its barriers its sums
-// come, [token][32]; those of the first of two rounds lie behind it.
+// A warp's shared memory: what feeds it (stream_feed.h), in whose place behind its barriers its
+// sums come, [token][32]; those of the first of two rounds lie behind it.
 constexpr int stream_sum_bytes(int tokens) {
   return tokens * kStreamRows * static_cast<int>(sizeof(float));
 }
@@ -139,10 +139,9 @@ struct StreamMatmul {
     StreamSums<kTiles> sums = {};
     const uint8_t* const groups[2] = {group_of(p, *place.part, mine, 0),
                                       group_of(p, *place.part, mine, 1)};
-    const StreamMemory memory = {
-        shared.warp(p, slot / kRounds),
-        shared.tokens(p, p.slots / kRounds, slice / kRounds),
-        team_of(p, place, mine, slice)};
+    const StreamMemory memory = {shared.warp(p, slot / kRounds),
+                                 shared.tokens(p, p.slots / kRounds, slice / kRounds),
+                                 team_of(p, place, mine, slice)};
     Product::run(unit, p, groups, p.header_bytes,
                  {p.x + place.first_token * p.x_row_bytes, place.num_tokens}, first, last, memory,
                  state, sums);

@@ -8,9 +8,9 @@
 //              goes on, so that what comes is one run of bytes
 //
 // and of the block's warps with the same slice of k, which are a *team*, [piece][token] the
-// activations, 32 bytes a step, of as many tokens as the block has; step s lies at s ^ token % 4 (of
-// two steps: s ^ token / 2 % 2), so that the 32 lanes' reads of 8 bytes, of 8 tokens each, meet all
-// banks evenly. Before them are zeros, for tokens that are none.
+// activations, 32 bytes a step, of as many tokens as the block has; step s lies at s ^ token % 4
+// (of two steps: s ^ token / 2 % 2), so that the 32 lanes' reads of 8 bytes, of 8 tokens each, meet
+// all banks evenly. Before them are zeros, for tokens that are none.
 //
 // Who copies: on Hopper one lane asks for all of a place's weights with one copy for each group,
 // and nobody spends an instruction on their addresses. Elsewhere lanes copy 16 bytes each, in
@@ -104,8 +104,8 @@ struct PieceCut {
   EFFINFER_DEVICE bool is_over() const { return next >= last; }
 };
 
-// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of a piece of a token at a
-// time, and what it multiplies: four k of a token in each step.
+// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of a piece of a token at
+// a time, and what it multiplies: four k of a token in each step.
 template <int kSteps>
 class TokenCopies {
  public:
@@ -278,9 +278,7 @@ class BulkFeed : public Feed<kFormat> {
   }
 
  private:
-  EFFINFER_DEVICE Mbarrier* barriers() const {
-    return reinterpret_cast<Mbarrier*>(source_.memory);
-  }
+  EFFINFER_DEVICE Mbarrier* barriers() const { return reinterpret_cast<Mbarrier*>(source_.memory); }
 
   // Returns how many pieces are on their way, which may be none.
   template <class Unit>

@@ -50,11 +50,11 @@ struct StreamParams {
   int32_t tokens = 0;
   int32_t superblocks = 0;
   int32_t token_blocks = 0;
-  int32_t block_tokens = 0;      // at most, of one of them
-  FeedShape feed;                // of a warp
-  int32_t warp_bytes = 0;        // of shared memory
-  int32_t token_bytes = 0;       // of a slice's tokens, behind all warps'
-  int32_t slots = 0;             // of a block: a power of two
+  int32_t block_tokens = 0;  // at most, of one of them
+  FeedShape feed;            // of a warp
+  int32_t warp_bytes = 0;    // of shared memory
+  int32_t token_bytes = 0;   // of a slice's tokens, behind all warps'
+  int32_t slots = 0;         // of a block: a power of two
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
   int64_t header_row_bytes = 0;  // of the scales in it
@@ -120,8 +120,9 @@ struct StreamProduct {
   // Adds superblocks [first, last) of two row groups, one of each half of the lanes, to `sums`,
   // times the tokens.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* const (&groups)[2],
-                                  int64_t header_bytes, const StreamTokens& x, int first, int last,
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p,
+                                  const uint8_t* const (&groups)[2], int64_t header_bytes,
+                                  const StreamTokens& x, int first, int last,
                                   const StreamMemory& memory, FeedState& state,
                                   StreamSums<kTiles>& sums) {
     const FeedSource source = {{groups[0] + header_bytes, groups[1] + header_bytes},
@@ -159,8 +160,6 @@ struct StreamProduct {
     Tokens tokens(unit, source.team, p.feed, x.first, p.x_row_bytes, x.count, source.first,
                   source.token_piece);
     feed.start_tokens(unit, tokens);
-    // Of what quants hold too much, in registers of its own.
-    const uint32_t each = unit.opaque(bf16_pair(kFormat.has_min ? 1 : -quant_offset(kFormat)));
     PieceCut cut = source.cut();
     EFFINFER_NO_UNROLL
     while (!cut.is_over()) {
@@ -171,7 +170,7 @@ struct StreamProduct {
       EFFINFER_NO_UNROLL
       for (int piece = 0; piece < pieces; ++piece) {
         multiply(unit, feed.weights + piece * kGroupBytes, factors,
-                 feed.of_tokens + piece * source.token_piece, x.count, zeros, each, sums);
+                 feed.of_tokens + piece * source.token_piece, x.count, zeros, sums);
       }
     }
   }
@@ -189,7 +188,7 @@ struct StreamProduct {
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* group, const Factors& factors,
                                        const uint8_t* of_tokens, int count, const uint8_t* zeros,
-                                       uint32_t each, StreamSums<kTiles>& sums) {
+                                       StreamSums<kTiles>& sums) {
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     Weights weights;
@@ -216,7 +215,7 @@ struct StreamProduct {
           }
         }
       }
-      multiply_block(unit, weights, block, scale, minimum, tokens, each, sums);
+      multiply_block(unit, weights, block, scale, minimum, tokens, sums);
     }
   }
 
@@ -230,7 +229,7 @@ struct StreamProduct {
   template <class Unit>
   EFFINFER_DEVICE static void multiply_block(Unit& unit, const Weights& weights, int block,
                                              const float (&scale)[4], const float (&minimum)[4],
-                                             const uint8_t* const (&tokens)[kTiles], uint32_t each,
+                                             const uint8_t* const (&tokens)[kTiles],
                                              StreamSums<kTiles>& sums) {
     constexpr int kParts = Weights::kParts;  // fragments of a weight
     constexpr int kOffset = kDense ? 0 : quant_offset(kFormat);
@@ -256,9 +255,10 @@ struct StreamProduct {
       }
       float activations[4];
       if constexpr (kOffset != 0) {
+        constexpr uint32_t kEach = bf16_pair(kFormat.has_min ? 1 : -kOffset);
         EFFINFER_UNROLL
         for (int s = 0; s < kBlockSteps; ++s) {
-          add_product(unit, s == 0, activations, {each, each, each, each}, b[s]);
+          add_product(unit, s == 0, activations, {kEach, kEach, kEach, kEach}, b[s]);
         }
       }
       EFFINFER_UNROLL

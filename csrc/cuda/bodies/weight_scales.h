@@ -11,8 +11,7 @@ namespace effinfer::cuda {
 // 2^15 + byte `index` of a dword: the byte with 0x47.
 template <class Unit>
 EFFINFER_DEVICE float with_byte(Unit& unit, uint32_t bytes, int index) {
-  return float_of(
-      unit.permute(bytes, 0x47000000u, 0x7404u | static_cast<uint32_t>(index) << 4));
+  return float_of(unit.permute(bytes, 0x47000000u, 0x7404u | static_cast<uint32_t>(index) << 4));
 }
 
 // `scale` times byte `index` of a dword less `zero`, exactly, for a scale of 11 significant bits:

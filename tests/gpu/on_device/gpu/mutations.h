@@ -17,8 +17,8 @@ inline void expect_every_barrier_matters(const std::function<bool()>& run_and_ch
   check::skip("barriers are left out in the emulator only");
 }
 
-inline void expect_reached(const std::function<void()>& run, const std::string&,
-                           const std::string&, bool) {
+inline void expect_reached(const std::function<void()>& run, const std::string&, const std::string&,
+                           bool) {
   run();  // what a kernel does is not seen
 }
 
