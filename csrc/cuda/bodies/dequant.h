@@ -22,51 +22,8 @@
 
 namespace effinfer::cuda {
 
-// Where a lane reads: its first piece, and its rows of the first line of high bits, which all t
-// share.
-struct WeightPlace {
-  const uint8_t* lines;
-  const uint8_t* high;
-};
-
-// Bytes from line to line of neighbouring t, and of the rows of a lane in a line.
-constexpr int lane_line_bytes(ops::QuantBits bits) {
-  return bits == ops::QuantBits::bf16 || bits == ops::QuantBits::f16 ? 128 : 64;
-}
-
-inline constexpr int kPieceStep = kWarp * 16;  // bytes between the pieces of a lane
-inline constexpr int kLineStep = 256;          // between its lines, four of which lie side by side
-
-// The pieces of 16 bytes in which a lane copies quants to a place of stream_ring.h: what it
-// multiplies itself. Half a line of float16 is one k of 16 rows, of which a lane multiplies 8
-// bytes: there pieces are what lies next to each other, and 32 bytes of t are moved to places j ^
-// t, so that the reads of four t meet all banks.
-template <ops::QuantBits kBits>
-struct LanePieces {
-  static constexpr bool kIsF16 = kBits == ops::QuantBits::f16;
-
-  // From the lane's first piece: where it lies in its group, where it goes to.
-  static constexpr int from(int lane) {
-    if (kIsF16) return lane % 16 * 16;
-    return lane % 4 * lane_line_bytes(kBits) + lane / 4 % 4 * 16;
-  }
-  static constexpr int to(int lane) {
-    if (kIsF16) return lane / 16 * 256 + (lane % 16 * 16 ^ lane / 8 % 2 * 32);
-    return lane * 16;
-  }
-  // Piece i from there.
-  static constexpr int next(int i) {
-    return kBits == ops::QuantBits::bf16 ? i / 2 * 512 + i % 2 * 64 : i * 256;
-  }
-  static constexpr int to(int i, int first) {
-    return i * kPieceStep + (kIsF16 && i % 2 == 1 ? first ^ 64 : first);
-  }
-  // Where it reads.
-  static constexpr int read_at(int lane) {
-    if (!kIsF16) return lane * 16;
-    return lane % 4 / 2 * kPieceStep + lane / 16 * 256 + lane % 2 * 128 + lane / 4 % 4 * 8;
-  }
-};
+// Bytes between a lane's lines: those of four t lie side by side.
+inline constexpr int kLineStep = 256;
 
 constexpr uint32_t bf16_pair(int value) {
   return (std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16) * 0x10001u;
@@ -79,8 +36,8 @@ EFFINFER_DEVICE uint32_t spread(Unit& unit, uint32_t bytes) {
   return unit.permute(bytes, 0x43434343u, kHigh ? 0x4342u : 0x4140u);
 }
 
-// Quants of a superblock in registers, of pieces that are `step` bytes apart: as they lie in memory
-// 256, kLineStep. bytes(step, row) are the four quants of a row of the lane in
+// Quants of a superblock in registers. load() takes the lane's rows of its first line and of the
+// first one of high bits; bytes(step, row) are the four quants of a row of the lane in
 // one step.
 template <ops::QuantBits kBits>
 struct Quants;
@@ -89,9 +46,9 @@ template <>
 struct Quants<ops::QuantBits::u4> {
   Quad low[2];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t*) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 2; ++i) low[i] = *reinterpret_cast<const Quad*>(place.lines + i * step);
+    for (int i = 0; i < 2; ++i) low[i] = *reinterpret_cast<const Quad*>(first + i * kLineStep);
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int) const {
     return low[step % 2].words[row] >> step / 2 * 4 & 0x0f0f0f0fu;
@@ -105,11 +62,11 @@ struct Quants<ops::QuantBits::u5> {
   Quants<ops::QuantBits::u4> low;
   Quad high[2];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
-    low.load(place, step);
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t* first_high) {
+    low.load(first, nullptr);
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) {
-      high[i] = *reinterpret_cast<const Quad*>(place.high + i * 64);
+      high[i] = *reinterpret_cast<const Quad*>(first_high + i * 64);
     }
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
@@ -125,11 +82,11 @@ struct Quants<ops::QuantBits::u6> {
   Quants<ops::QuantBits::u4> low;
   Quad high[4];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
-    low.load(place, step);
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t* first_high) {
+    low.load(first, nullptr);
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      high[i] = *reinterpret_cast<const Quad*>(place.high + i * 64);
+      high[i] = *reinterpret_cast<const Quad*>(first_high + i * 64);
     }
   }
   EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
@@ -144,9 +101,9 @@ template <>
 struct Quants<ops::QuantBits::u8> {
   Quad lines[4];
 
-  EFFINFER_DEVICE void load(const WeightPlace& place, int step = kPieceStep) {
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t*) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) lines[i] = *reinterpret_cast<const Quad*>(place.lines + i * step);
+    for (int i = 0; i < 4; ++i) lines[i] = *reinterpret_cast<const Quad*>(first + i * kLineStep);
   }
 };
 
@@ -169,7 +126,7 @@ struct WeightFragments {
   // `group` are the bytes of a row group, of which the lane has a fourth of the rows.
   EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
     constexpr int kHigh = 16 * 64 * (kFormat.bits == ops::QuantBits::u8 ? 8 : 4) / 8;
-    quants.load({group + t * 64 + quad * 16, group + kHigh + quad * 16}, kLineStep);
+    quants.load(group + t * 64 + quad * 16, group + kHigh + quad * 16);
   }
 
   // Integers up to 256 are exact in bfloat16.

@@ -34,7 +34,8 @@ struct TileScales {
   Numbers scales;
   Numbers minima;
 
-  // As WeightScales::load: of block b. Of two in 32 k the lane's are in one.
+  // Of block b, where `first` are the lane's rows of the first block and `header` the f16 of the
+  // same rows, of which a row has 32 bytes. Of two blocks in 32 k the lane's are in one.
   EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t* header, int b, int t) {
     const int block = kSubBlocks * b + (kSubBlocks == 2 ? t / 2 : 0);
     first += block * (ops::kGroupRows / 4 * kRowBytes);

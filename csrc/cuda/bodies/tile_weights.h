@@ -21,7 +21,7 @@
 #pragma once
 
 #include "cuda/bodies/dequant.h"
-#include "cuda/bodies/stream_ring.h"
+#include "cuda/bodies/tile_ring.h"
 #include "cuda/bodies/tile_scales.h"
 #include "cuda/unit.h"
 #include "ops/packed_weight.h"
@@ -33,7 +33,7 @@ struct TileFragments {
   uint32_t a[2][2][4];  // by pair, step
 };
 
-// The pieces of 16 bytes in which a lane copies quants to a place of stream_ring.h: what lies next
+// The pieces of 16 bytes in which a lane copies quants to a place of tile_ring.h: what lies next
 // to each other, for lanes that go to memory together to ask for whole lines. Of each block those
 // of a t are 128 bytes, or 256 of dense weights. Their 32 bytes j are moved to places j ^ t of the
 // 128, so that the reads of four t meet all banks.
@@ -130,7 +130,7 @@ struct TileQuants<ops::QuantBits::u8> {
   EFFINFER_DEVICE uint32_t bytes(int, int j, int row, int) const { return lines[j].words[row]; }
 };
 
-// A lane's weights of a block of 32 k, as they lie in a place of stream_ring.h, which has a
+// A lane's weights of a block of 32 k, as they lie in a place of tile_ring.h, which has a
 // superblock, or of dense weights a block. load() takes block b; unpack() makes the fragments
 // [step] of a pair of rows.
 template <ops::PackedFormat kFormat>
@@ -139,7 +139,7 @@ struct TileWeights {
   TileScales<kFormat> scales;
 
   EFFINFER_DEVICE void load(const uint8_t* place, int b, int lane) {
-    quants.load(place, ring_place<kFormat>(place, lane).high, b, lane);
+    quants.load(place, high_lines<kFormat>(place, lane), b, lane);
     load_scales<kFormat>(place, lane, scales, b, lane % 4);
   }
 

@@ -1,12 +1,9 @@
-// What a warp of stream_matmul.h multiplies, on its way through shared memory: a ring of places,
-// each warp's own. A place has some k of 32 rows of weights, and the activations of the same k:
+// Weights of the tiles of matmuls (tile_weights.h) on their way through shared memory: a ring of
+// places, each warp's own. A place has some k of 32 rows:
 //
-//   pieces       [piece][lane] 16 bytes of quants, which a lane multiplies itself (dequant.h)
+//   pieces       [piece][lane] 16 bytes of quants, each lane's where tile_weights.h wants them
 //   the others   of the first group, then of the second: high bits, scales and minima, which four
 //                lanes share, and the f16 of the header that they are under
-//   activations  [token] 32 bytes a step, of as many tokens as the block has; step s lies at
-//                s ^ token % 4 (of two steps: s ^ token / 2 % 2), so that the 32 lanes' reads of 8
-//                bytes, of 8 tokens each, meet all banks evenly
 //
 // Why not registers, when each lane multiplies what it has loaded? A warp waits for loads by the
 // few counters that it has for them, and ptxas gives all superblocks under way the same one: the
@@ -22,6 +19,8 @@
 
 namespace effinfer::cuda {
 
+inline constexpr int kPieceStep = kWarp * 16;  // bytes between the pieces of a lane
+
 // Of a place, by the format of its weights.
 struct PlaceLayout {
   int steps;    // of 16 k: a superblock, or of dense weights half of one
@@ -32,8 +31,6 @@ struct PlaceLayout {
   constexpr int quant_bytes() const { return pieces * kWarp * 16; }
   constexpr int group_bytes() const { return (shared + headers) * 16; }
   constexpr int weight_bytes() const { return quant_bytes() + 2 * group_bytes(); }
-  constexpr int token_bytes() const { return steps * 32; }
-  constexpr int bytes(int tokens) const { return weight_bytes() + tokens * token_bytes(); }
 };
 
 constexpr PlaceLayout place_layout(const ops::PackedFormat& format) {
@@ -59,15 +56,13 @@ struct PlaceOf {
   static constexpr int kQuantBytes = kLayout.quant_bytes();
   static constexpr int kGroupBytes = kLayout.group_bytes();
   static constexpr int kWeightBytes = kLayout.weight_bytes();
-  static constexpr int kTokenBytes = kLayout.token_bytes();
 };
 
-// Where a lane's weights lie in a place.
+// A lane's rows of the first line of high bits in a place, which all t share.
 template <ops::PackedFormat kFormat>
-EFFINFER_DEVICE WeightPlace ring_place(const uint8_t* place, int lane) {
+EFFINFER_DEVICE const uint8_t* high_lines(const uint8_t* place, int lane) {
   using Of = PlaceOf<kFormat>;
-  return {place + LanePieces<kFormat.bits>::read_at(lane),
-          place + Of::kQuantBytes + lane / 16 * Of::kGroupBytes + lane / 4 % 4 * 16};
+  return place + Of::kQuantBytes + lane / 16 * Of::kGroupBytes + lane / 4 % 4 * 16;
 }
 
 // And its scales: scales.load(first block's, header's, more...).
@@ -83,7 +78,7 @@ EFFINFER_DEVICE void load_scales(const uint8_t* place, int lane, Scales& scales,
 
 // What a lane copies of the weights of one place after the other, or of every kStride-th. Half of
 // the lanes have a group.
-template <ops::PackedFormat kFormat, class Pieces = LanePieces<kFormat.bits>, int kStride = 1>
+template <ops::PackedFormat kFormat, class Pieces, int kStride = 1>
 class WeightCopies {
  public:
   // Of row_group() `group`, from superblock (or half of one) `first` on.
