@@ -98,37 +98,51 @@ inline bool has_fours(const ops::MatmulPart& part) {
   return part.out_stride % 4 == 0 && address % 16 == 0 && residual % 16 == 0;
 }
 
-// Outputs row .. row + 3, of which those behind the last are left out: the bits of finish_output().
-// `row` is a multiple of four, `fours` what has_fours() says.
+// What outputs row .. row + 3 of each token have in common. Of rows behind the last there are zeros.
+struct FourRows {
+  int first;
+  int count;
+  float bias[4];
+  float second_bias[4];
+};
+
+// `row` is a multiple of four.
 template <class Unit>
-EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const MatmulWeight& second,
-                                 ops::UnaryOp glu, const OperandOut& operand, bool fours,
-                                 int64_t token, int row, Quad sums, Quad seconds) {
-  const int count = weight.rows - row < 4 ? weight.rows - row : 4;
-  float values[4];
+EFFINFER_DEVICE FourRows four_rows(Unit& unit, const MatmulWeight& weight,
+                                   const MatmulWeight& second, ops::UnaryOp glu, int row) {
+  FourRows rows = {row, weight.rows - row < 4 ? weight.rows - row : 4, {}, {}};
   EFFINFER_UNROLL
   for (int i = 0; i < 4; ++i) {
-    values[i] = float_of(sums.words[i]) + (i < count ? bias_of(unit, weight, row + i) : 0.0f);
-  }
-  if (glu != ops::UnaryOp::none) {
-    apply_each(glu, values, 0.0f);
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      values[i] *= float_of(seconds.words[i]) + (i < count ? bias_of(unit, second, row + i) : 0.0f);
+    if (i < rows.count) rows.bias[i] = bias_of(unit, weight, row + i);
+    if (i < rows.count && glu != ops::UnaryOp::none) {
+      rows.second_bias[i] = bias_of(unit, second, row + i);
     }
   }
-  if (!fours || count < 4) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (i < count) store_output(unit, weight, operand, token, row + i, values[i]);
-    }
-    return;
-  }
-  const int64_t at = token * weight.out_stride + row;
+  return rows;
+}
+
+EFFINFER_DEVICE void activate_four(const FourRows& rows, ops::UnaryOp glu, const Quad& sums,
+                                   const Quad& seconds, float (&values)[4]) {
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) values[i] = float_of(sums.words[i]) + rows.bias[i];
+  if (glu == ops::UnaryOp::none) return;
+  apply_each(glu, values, 0.0f);
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) values[i] *= float_of(seconds.words[i]) + rows.second_bias[i];
+}
+
+// Residuals of four outputs, or zeros, which are not to be added. For these two all four are there,
+// and has_fours() is true.
+EFFINFER_DEVICE Quad load_residuals(const MatmulWeight& weight, int64_t token, int row) {
+  if (weight.residual == nullptr) return {};
+  return *reinterpret_cast<const Quad*>(weight.residual + token * weight.out_stride + row);
+}
+template <class Unit>
+EFFINFER_DEVICE void store_four(Unit& unit, const MatmulWeight& weight, const OperandOut& operand,
+                                int64_t token, int row, float (&values)[4], const Quad& residuals) {
   if (weight.residual != nullptr) {
-    const Quad residual = *reinterpret_cast<const Quad*>(weight.residual + at);
     EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) values[i] += float_of(residual.words[i]);
+    for (int i = 0; i < 4; ++i) values[i] += float_of(residuals.words[i]);
   }
   uint8_t* record = operand.data + token * operand.row_bytes;
   if (operand.data != nullptr && operand.is_bf16) {
@@ -136,9 +150,29 @@ EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const M
         {unit.bf16x2(values[0], values[1]), unit.bf16x2(values[2], values[3])}};
     return;
   }
-  auto* to = operand.data == nullptr ? weight.out + at : reinterpret_cast<float*>(record) + row;
+  auto* to = operand.data == nullptr ? weight.out + token * weight.out_stride + row
+                                     : reinterpret_cast<float*>(record) + row;
   *reinterpret_cast<Quad*>(to) = {
       {bits_of(values[0]), bits_of(values[1]), bits_of(values[2]), bits_of(values[3])}};
+}
+
+// Outputs of four rows, of which those behind the last are left out: the bits of finish_output().
+// `fours` is what has_fours() says.
+template <class Unit>
+EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const FourRows& rows,
+                                 ops::UnaryOp glu, const OperandOut& operand, bool fours,
+                                 int64_t token, const Quad& sums, const Quad& seconds) {
+  float values[4];
+  activate_four(rows, glu, sums, seconds, values);
+  if (fours && rows.count == 4) {
+    const Quad residuals = load_residuals(weight, token, rows.first);
+    store_four(unit, weight, operand, token, rows.first, values, residuals);
+    return;
+  }
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if (i < rows.count) store_output(unit, weight, operand, token, rows.first + i, values[i]);
+  }
 }
 
 // Zeros from the last output of the operand's rows to their padded end: of tokens [first, last), by
