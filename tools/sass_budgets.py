@@ -56,7 +56,7 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{*}, 4, 1, 8, 2>", 224, 1, 128, STREAM),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, "sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 228352, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, "sm_90a"),
     Budget("StreamPair<2>", 224, 1, 128, STREAM),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, NOT_HOPPER),

@@ -98,7 +98,8 @@ inline bool has_fours(const ops::MatmulPart& part) {
   return part.out_stride % 4 == 0 && address % 16 == 0 && residual % 16 == 0;
 }
 
-// What outputs row .. row + 3 of each token have in common. Of rows behind the last there are zeros.
+// What outputs row .. row + 3 of each token have in common. Of rows behind the last there are
+// zeros.
 struct FourRows {
   int first;
   int count;
@@ -131,28 +132,48 @@ EFFINFER_DEVICE void activate_four(const FourRows& rows, ops::UnaryOp glu, const
   for (int i = 0; i < 4; ++i) values[i] *= float_of(seconds.words[i]) + rows.second_bias[i];
 }
 
-// Residuals of four outputs, or zeros, which are not to be added. For these two all four are there,
-// and has_fours() is true.
-EFFINFER_DEVICE Quad load_residuals(const MatmulWeight& weight, int64_t token, int row) {
-  if (weight.residual == nullptr) return {};
-  return *reinterpret_cast<const Quad*>(weight.residual + token * weight.out_stride + row);
+// Where four outputs of each token are, where all four are there and has_fours() is true: floats,
+// or bfloat16, each with a pointer of its own that is never null: of what may be null the compiler
+// does not see that it is global memory.
+struct FourPlaces {
+  bool is_bf16;
+  float* floats;
+  uint8_t* narrow;
+  int64_t bytes;  // from token to token
+  const float* residual;
+  int64_t residual_stride;
+};
+
+EFFINFER_DEVICE FourPlaces four_places(const MatmulWeight& weight, const OperandOut& operand,
+                                       int row) {
+  const bool is_operand = operand.data != nullptr;
+  uint8_t* const data = is_operand ? operand.data : reinterpret_cast<uint8_t*>(weight.out);
+  return {is_operand && operand.is_bf16,
+          reinterpret_cast<float*>(data) + row,
+          data + row * 2,
+          is_operand ? operand.row_bytes : weight.out_stride * 4,
+          weight.residual == nullptr ? nullptr : weight.residual + row,
+          weight.out_stride};
+}
+
+// Zeros where there are none, which are not to be added.
+EFFINFER_DEVICE Quad load_residuals(const FourPlaces& places, int64_t token) {
+  if (places.residual == nullptr) return {};
+  return *reinterpret_cast<const Quad*>(places.residual + token * places.residual_stride);
 }
 template <class Unit>
-EFFINFER_DEVICE void store_four(Unit& unit, const MatmulWeight& weight, const OperandOut& operand,
-                                int64_t token, int row, float (&values)[4], const Quad& residuals) {
-  if (weight.residual != nullptr) {
+EFFINFER_DEVICE void store_four(Unit& unit, const FourPlaces& places, int64_t token,
+                                float (&values)[4], const Quad& residuals) {
+  if (places.residual != nullptr) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) values[i] += float_of(residuals.words[i]);
   }
-  uint8_t* record = operand.data + token * operand.row_bytes;
-  if (operand.data != nullptr && operand.is_bf16) {
-    *reinterpret_cast<Pair*>(record + row * 2) = {
+  if (places.is_bf16) {
+    *reinterpret_cast<Pair*>(places.narrow + token * places.bytes) = {
         {unit.bf16x2(values[0], values[1]), unit.bf16x2(values[2], values[3])}};
     return;
   }
-  auto* to = operand.data == nullptr ? weight.out + token * weight.out_stride + row
-                                     : reinterpret_cast<float*>(record) + row;
-  *reinterpret_cast<Quad*>(to) = {
+  *reinterpret_cast<Quad*>(places.floats + token * (places.bytes / 4)) = {
       {bits_of(values[0]), bits_of(values[1]), bits_of(values[2]), bits_of(values[3])}};
 }
 
@@ -165,8 +186,8 @@ EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const F
   float values[4];
   activate_four(rows, glu, sums, seconds, values);
   if (fours && rows.count == 4) {
-    const Quad residuals = load_residuals(weight, token, rows.first);
-    store_four(unit, weight, operand, token, rows.first, values, residuals);
+    const FourPlaces places = four_places(weight, operand, rows.first);
+    store_four(unit, places, token, values, load_residuals(places, token));
     return;
   }
   EFFINFER_UNROLL

@@ -78,19 +78,22 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
   const FourRows rows = four_rows(unit, weight, p.parts[1].weight, glu, row);
   int token = thread / quads;
   if (!gated && fours && rows.count == 4) {
+    const FourPlaces places = four_places(weight, operand, row);
     EFFINFER_NO_UNROLL
     for (; token + (kBatch - 1) * step < count; token += kBatch * step) {
       Quad residuals[kBatch];
+      Quad sums[kBatch];
       EFFINFER_UNROLL
       for (int i = 0; i < kBatch; ++i) {
-        residuals[i] = load_residuals(weight, first + token + i * step, row);
+        residuals[i] = load_residuals(places, first + token + i * step);
       }
       EFFINFER_UNROLL
+      for (int i = 0; i < kBatch; ++i) sums[i] = results.at(token + i * step, quad);
+      EFFINFER_UNROLL
       for (int i = 0; i < kBatch; ++i) {
-        const Quad sums = results.at(token + i * step, quad);
         float values[4];
-        activate_four(rows, ops::UnaryOp::none, sums, sums, values);
-        store_four(unit, weight, operand, first + token + i * step, row, values, residuals[i]);
+        activate_four(rows, ops::UnaryOp::none, sums[i], sums[i], values);
+        store_four(unit, places, first + token + i * step, values, residuals[i]);
       }
     }
   }

@@ -1,8 +1,8 @@
 // y = x W^T for many tokens on Hopper: y^T = W x^T by wgmma, with W in registers, unpacked there
 // (wgmma_weights.h), and x in shared memory.
 //
-// A block multiplies 128 rows with kTokens tokens: two warpgroups, of which each warp has a group of
-// 16 rows and all the tokens; and four warps that do nothing but fetch, some superblocks ahead:
+// A block multiplies 128 rows with kTokens tokens: two warpgroups, of which each warp has a group
+// of 16 rows and all the tokens; and four warps that do nothing but fetch, some superblocks ahead:
 // tiles of x by a tensor map, weights as they lie by bulk copies, a group's superblock each. Those
 // that multiply spend no instruction on memory but reads of shared memory.
 //
