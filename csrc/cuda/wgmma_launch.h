@@ -53,8 +53,8 @@ void launch_wgmma_format(const ops::Operand& x, const TileParams& tile, Queue& q
   const auto turns = [&](int tokens) {
     return blocks_for(row_blocks * blocks_for(tile.tokens, tokens), num_multiprocessors(queue));
   };
-  // A small tile takes more than half the time: as many weights are unpacked.
-  if (14 * turns(Small::kTokens) < 20 * turns(Large::kTokens)) {
+  // A small tile takes about three quarters of the time: as many weights are unpacked.
+  if (3 * turns(Small::kTokens) < 4 * turns(Large::kTokens)) {
     launch_wgmma_tile<Small>(x, tile, queue);
   } else {
     launch_wgmma_tile<Large>(x, tile, queue);

@@ -75,9 +75,8 @@ struct WgmmaMatmul {
     fence(unit, sums);
     Mbarrier* done = nullptr;  // of the superblock before
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < superblocks; ++i) {
-      const uint64_t x =
-          unit.descriptor(shared.ring[turn.stage].x, 16, 8 * Ring::kRowBytes, Swizzle::bytes128);
+    for (int i = 0; i + 1 < superblocks; ++i) {
+      const uint64_t x = activations(unit, shared, turn);
       Mbarrier* const mine = &shared.empty[turn.stage];
       multiply_chunk(unit, a[0], x, sums);
       load(unit, shared, turn.stage, headers.index, 1, loaded);
@@ -85,20 +84,34 @@ struct WgmmaMatmul {
       wait(unit, a[1]);
       unit.sync_warp();  // all have read its weights
       if (done != nullptr && unit.lane == 0) unit.barrier_arrive(*done);
-      loaded.fragments(unit, unit.lane, 1, a[1]);
-      multiply_chunk(unit, a[1], x + kChunkSteps * 2, sums);
       turn.next();
       headers.next();
-      done = mine;
-      if (i + 1 == superblocks) break;
+      // On its way while the chunk before is unpacked.
       unit.barrier_wait(shared.full[turn.stage], turn.parity);
-      load(unit, shared, turn.stage, headers.index, 0, loaded);
+      Weights next;
+      load(unit, shared, turn.stage, headers.index, 0, next);
+      loaded.fragments(unit, unit.lane, 1, a[1]);
+      multiply_chunk(unit, a[1], x + kChunkSteps * 2, sums);
+      done = mine;
       wait(unit, a[0]);
+      loaded = next;
       loaded.fragments(unit, unit.lane, 0, a[0]);
     }
+    const uint64_t x = activations(unit, shared, turn);
+    multiply_chunk(unit, a[0], x, sums);
+    load(unit, shared, turn.stage, headers.index, 1, loaded);
+    wait(unit, a[1]);
+    loaded.fragments(unit, unit.lane, 1, a[1]);
+    multiply_chunk(unit, a[1], x + kChunkSteps * 2, sums);
     wait_all(unit, sums);
     unit.sync_some(1, kWarps * kWarp);  // nobody reads the ring any more
     finish(unit, p.tile, sums, shared.results);
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static uint64_t activations(Unit& unit, Shared& shared,
+                                              const typename Ring::Turn& turn) {
+    return unit.descriptor(shared.ring[turn.stage].x, 16, 8 * Ring::kRowBytes, Swizzle::bytes128);
   }
 
   // A chunk of a warp's group.
