@@ -74,6 +74,19 @@ Expected expected_rounded(const GpuOperand& x, int64_t token, const GpuWeight& w
   return {sum, roundings * 0x1p-24 * magnitude + 2 * 0x1p-8 * largest + 1e-30};
 }
 
+// `floats` as bfloat16, and zeros behind each token's rows.
+void check_operand(const GpuOperand& out, const std::vector<float>& floats, int64_t rows) {
+  const std::vector<uint8_t> bytes = out.there.values();
+  for (int64_t t = 0; t < out.view.rows; ++t) {
+    for (int64_t i = 0; i < ops::padded_cols(rows); ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, bytes.data() + t * out.view.row_bytes() + i * 2, 2);
+      const float expected = i < rows ? floats[static_cast<size_t>(t * rows + i)] : 0.0f;
+      CHECK_EQ(bits, f32_to_bf16(expected));
+    }
+  }
+}
+
 std::vector<DType> wgmma_types() {
   std::vector<DType> types = matmul_types();
   std::erase(types, DType::f32);
@@ -143,7 +156,7 @@ TEST("more blocks of tokens than share a band") {
 TEST("parts, bias and residual") {
   const OnHopper machine;
   constexpr int64_t kCols = 128;
-  constexpr int64_t kTokens = 9;
+  constexpr int64_t kTokens = 41;
   std::mt19937 random(5);
   const GpuWeight q(DType::q4_0, 290, kCols, random);
   const GpuWeight k(DType::q8_0, 40, kCols, random);
@@ -211,15 +224,22 @@ TEST("GLU, as floats and as an operand with its padding") {
                               std::vector<float>(kTokens * kRows, 7.0f));
   problem.out_operand = as_operand.view;
   run_on_gpu(problem);
-  const std::vector<uint8_t> bytes = as_operand.there.values();
-  for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t i = 0; i < ops::padded_cols(kRows); ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, bytes.data() + t * as_operand.view.row_bytes() + i * 2, 2);
-      const float expected = i < kRows ? floats[static_cast<size_t>(t * kRows + i)] : 0.0f;
-      CHECK_EQ(bits, f32_to_bf16(expected));
-    }
-  }
+  check_operand(as_operand, floats, kRows);
+}
+
+TEST("an operand of many tokens") {
+  const OnHopper machine;
+  constexpr int64_t kTokens = 41;
+  constexpr int64_t kRows = 150;
+  std::mt19937 random(10);
+  const GpuWeight weight(DType::q4_0, kRows, 128, random);
+  const GpuOperand x(Arithmetic::bf16, kTokens, 128, normals(kTokens * 128, random));
+  const std::vector<float> floats = product(x.view, weight.view());
+  const GpuOperand out(Arithmetic::bf16, kTokens, kRows, std::vector<float>(kTokens * kRows, 7.0f));
+  MatmulProblem problem = problem_of(x.view, weight.view(), nullptr);
+  problem.out_operand = out.view;
+  run_on_gpu(problem);
+  check_operand(out, floats, kRows);
 }
 
 TEST("nothing to do") {

@@ -59,12 +59,11 @@ struct TileResults {
 
 // Writes the outputs of tokens [first, first + count) of a unit, of which `results` has the sums:
 // with `threads`, a multiple of eight, of which this is number `thread`. Each keeps to its rows, so
-// that what these need is loaded once, and residuals of some tokens are on their way together.
-template <int kTokens, class Unit>
+// that what these need is loaded once, and residuals of kBatch tokens are on their way together.
+template <int kBatch, int kTokens, class Unit>
 EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePart& part, int index,
                                    int first, int count, const TileResults<kTokens>& results,
                                    int thread, int threads) {
-  constexpr int kBatch = 4;
   const ops::UnaryOp glu = p.glu;
   const bool gated = glu != ops::UnaryOp::none;
   const bool fours = part.fours;
@@ -77,7 +76,7 @@ EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePa
   if (row >= weight.rows) return;
   const FourRows rows = four_rows(unit, weight, p.parts[1].weight, glu, row);
   int token = thread / quads;
-  if (!gated && fours && rows.count == 4) {
+  if (kBatch > 1 && !gated && fours && rows.count == 4) {
     const FourPlaces places = four_places(weight, operand, row);
     EFFINFER_NO_UNROLL
     for (; token + (kBatch - 1) * step < count; token += kBatch * step) {
@@ -169,8 +168,8 @@ struct TileMatmul {
       unit.sync_warp();
       const int first = half * kResultTokens;
       const int left = block.num_tokens - first;
-      finish_tokens(unit, p, p.parts[block.part], index, block.first_token + first,
-                    left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
+      finish_tokens<1>(unit, p, p.parts[block.part], index, block.first_token + first,
+                       left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
     }
   }
 };

@@ -180,8 +180,8 @@ struct WgmmaMatmul {
     unit.sync_some(2 + index, 2 * kWarp);
     const TilePart& part = p.parts[block.part];
     if (block.first_unit + index < part.units) {
-      finish_tokens(unit, p, part, block.first_unit + index, block.first_token, block.num_tokens,
-                    results, unit.warp % 2 * kWarp + unit.lane, 2 * kWarp);
+      finish_tokens<4>(unit, p, part, block.first_unit + index, block.first_token, block.num_tokens,
+                       results, unit.warp % 2 * kWarp + unit.lane, 2 * kWarp);
     }
     if (block.first_unit + kUnits >= part.units) {
       pad_operand(unit, p.operand, part.weight.rows, block.first_token,
