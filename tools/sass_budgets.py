@@ -53,9 +53,9 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{*}, 1, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 2, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 4, 8, 2>", 232, 1, 128, STREAM),
-    # Arguments: format, rows / 128, tokens. What the entry has is for all its warps alike.
-    Budget("WgmmaMatmul<PackedFormat{*}, 1, 128>", 168, 1, 197632, WGMMA, "sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 2, 128>", 168, 1, 204800, WGMMA, "sm_90a"),
+    # Arguments: format, tokens. What the entry has is for all its warps alike.
+    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, "sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, "sm_90a"),
     Budget("StreamPair<2>", 224, 1, 128, STREAM),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, NOT_HOPPER),

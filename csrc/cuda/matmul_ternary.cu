@@ -15,20 +15,24 @@ using ops::PackedFormat;
 constexpr int64_t kMostColumns = int64_t{1} << 22;
 
 template <class Kernel>
+size_t shared_bytes(const TernaryParams& params) {
+  const int tokens = std::min(params.tokens, Kernel::kTokens);
+  return size_t{1} * Kernel::places_of(params.blocks) * ternary_place_bytes(tokens);
+}
+
+template <class Kernel>
 void launch_ternary(TernaryParams& params, Queue& queue) {
   params.block_tokens = std::min(params.tokens, Kernel::kTokens);
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, params.block_tokens));
-  params.warp_bytes = Kernel::warp_bytes(params.block_tokens);
   launch<Kernel>(params, int64_t{params.units} * params.token_blocks, queue,
-                 static_cast<size_t>(Kernel::kWarps * params.warp_bytes));
+                 shared_bytes<Kernel>(params));
 }
 
 // Two tiles of tokens where blocks have the shared memory for them: both have the same bits.
 template <ops::QuantBits kBits>
 void launch_bits(TernaryParams& params, Queue& queue) {
   using Two = TernaryMatmul<kBits, 2>;
-  const bool fits = Two::kWarps * Two::warp_bytes(std::min(params.tokens, Two::kTokens)) <=
-                    shared_bytes_of(queue);
+  const bool fits = shared_bytes<Two>(params) <= static_cast<size_t>(shared_bytes_of(queue));
   if (params.tokens > 8 && fits) return launch_ternary<Two>(params, queue);
   launch_ternary<TernaryMatmul<kBits, 1>>(params, queue);
 }

@@ -36,8 +36,8 @@ std::vector<float> product(const ops::Operand& x, const ops::PackedWeight& weigh
   return out.values();
 }
 
-// The same with tiles of so many rows and tokens, whatever would be chosen.
-template <int kRowTiles, int kTokens>
+// The same with tiles of so many tokens, whatever would be chosen.
+template <int kTokens>
 std::vector<float> product_by(const ops::Operand& x, const ops::PackedWeight& weight) {
   const DeviceArray<float> out(static_cast<size_t>(x.rows * weight.rows));
   const std::unique_ptr<Queue> queue = make_queue(kGpu);
@@ -46,10 +46,10 @@ std::vector<float> product_by(const ops::Operand& x, const ops::PackedWeight& we
   constexpr ops::PackedFormat kQ4K = {ops::QuantBits::u4, ops::ScaleKind::super, true, 32, 0};
   constexpr ops::PackedFormat kQ8_0 = {ops::QuantBits::u8, ops::ScaleKind::direct, false, 32, 128};
   if (weight.format == kQ4K) {
-    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ4K, kRowTiles, kTokens>>(x, tile, *queue);
+    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ4K, kTokens>>(x, tile, *queue);
   } else {
     CHECK(weight.format == kQ8_0);
-    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ8_0, kRowTiles, kTokens>>(x, tile, *queue);
+    cuda::launch_wgmma_tile<cuda::WgmmaMatmul<kQ8_0, kTokens>>(x, tile, *queue);
   }
   queue->wait();
   return out.values();
@@ -72,6 +72,19 @@ Expected expected_rounded(const GpuOperand& x, int64_t token, const GpuWeight& w
   }
   const double roundings = 3 + std::min<double>(cols, 8 * std::sqrt(static_cast<double>(cols)));
   return {sum, roundings * 0x1p-24 * magnitude + 2 * 0x1p-8 * largest + 1e-30};
+}
+
+// `floats` as bfloat16, and zeros behind each token's rows.
+void check_operand(const GpuOperand& out, const std::vector<float>& floats, int64_t rows) {
+  const std::vector<uint8_t> bytes = out.there.values();
+  for (int64_t t = 0; t < out.view.rows; ++t) {
+    for (int64_t i = 0; i < ops::padded_cols(rows); ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, bytes.data() + t * out.view.row_bytes() + i * 2, 2);
+      const float expected = i < rows ? floats[static_cast<size_t>(t * rows + i)] : 0.0f;
+      CHECK_EQ(bits, f32_to_bf16(expected));
+    }
+  }
 }
 
 std::vector<DType> wgmma_types() {
@@ -99,12 +112,12 @@ TEST("both tiles, blocks of rows and tokens: the same bits") {
   const OnHopper machine;
   std::mt19937 random(2);
   for (const DType dtype : {DType::q4_k, DType::q8_0}) {
-    const GpuWeight weight(dtype, 256 + 20, 256, random);
-    const GpuOperand x(Arithmetic::bf16, 130, 256, normals(130 * 256, random));
-    const std::vector<float> all = product_by<2, 128>(x.view, weight.view());
+    const GpuWeight weight(dtype, 128 + 20, 256, random);
+    const GpuOperand x(Arithmetic::bf16, 258, 256, normals(258 * 256, random));
+    const std::vector<float> all = product_by<256>(x.view, weight.view());
     check_product(x, weight, all, expected_rounded);
-    CHECK(same_bits(product_by<1, 128>(x.view, weight.view()), all));
-    CHECK(same_bits(product(x.slice(0, 5), weight.view()), {all.begin(), all.begin() + 5 * 276}));
+    CHECK(same_bits(product_by<128>(x.view, weight.view()), all));
+    CHECK(same_bits(product(x.slice(0, 5), weight.view()), {all.begin(), all.begin() + 5 * 148}));
   }
 }
 
@@ -143,7 +156,7 @@ TEST("more blocks of tokens than share a band") {
 TEST("parts, bias and residual") {
   const OnHopper machine;
   constexpr int64_t kCols = 128;
-  constexpr int64_t kTokens = 9;
+  constexpr int64_t kTokens = 41;
   std::mt19937 random(5);
   const GpuWeight q(DType::q4_0, 290, kCols, random);
   const GpuWeight k(DType::q8_0, 40, kCols, random);
@@ -211,15 +224,22 @@ TEST("GLU, as floats and as an operand with its padding") {
                               std::vector<float>(kTokens * kRows, 7.0f));
   problem.out_operand = as_operand.view;
   run_on_gpu(problem);
-  const std::vector<uint8_t> bytes = as_operand.there.values();
-  for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t i = 0; i < ops::padded_cols(kRows); ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, bytes.data() + t * as_operand.view.row_bytes() + i * 2, 2);
-      const float expected = i < kRows ? floats[static_cast<size_t>(t * kRows + i)] : 0.0f;
-      CHECK_EQ(bits, f32_to_bf16(expected));
-    }
-  }
+  check_operand(as_operand, floats, kRows);
+}
+
+TEST("an operand of many tokens") {
+  const OnHopper machine;
+  constexpr int64_t kTokens = 41;
+  constexpr int64_t kRows = 150;
+  std::mt19937 random(10);
+  const GpuWeight weight(DType::q4_0, kRows, 128, random);
+  const GpuOperand x(Arithmetic::bf16, kTokens, 128, normals(kTokens * 128, random));
+  const std::vector<float> floats = product(x.view, weight.view());
+  const GpuOperand out(Arithmetic::bf16, kTokens, kRows, std::vector<float>(kTokens * kRows, 7.0f));
+  MatmulProblem problem = problem_of(x.view, weight.view(), nullptr);
+  problem.out_operand = out.view;
+  run_on_gpu(problem);
+  check_operand(out, floats, kRows);
 }
 
 TEST("nothing to do") {

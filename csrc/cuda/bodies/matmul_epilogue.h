@@ -98,47 +98,102 @@ inline bool has_fours(const ops::MatmulPart& part) {
   return part.out_stride % 4 == 0 && address % 16 == 0 && residual % 16 == 0;
 }
 
-// Outputs row .. row + 3, of which those behind the last are left out: the bits of finish_output().
-// `row` is a multiple of four, `fours` what has_fours() says.
+// What outputs row .. row + 3 of each token have in common. Of rows behind the last there are
+// zeros.
+struct FourRows {
+  int first;
+  int count;
+  float bias[4];
+  float second_bias[4];
+};
+
+// `row` is a multiple of four.
 template <class Unit>
-EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const MatmulWeight& second,
-                                 ops::UnaryOp glu, const OperandOut& operand, bool fours,
-                                 int64_t token, int row, Quad sums, Quad seconds) {
-  const int count = weight.rows - row < 4 ? weight.rows - row : 4;
-  float values[4];
+EFFINFER_DEVICE FourRows four_rows(Unit& unit, const MatmulWeight& weight,
+                                   const MatmulWeight& second, ops::UnaryOp glu, int row) {
+  FourRows rows = {row, weight.rows - row < 4 ? weight.rows - row : 4, {}, {}};
   EFFINFER_UNROLL
   for (int i = 0; i < 4; ++i) {
-    values[i] = float_of(sums.words[i]) + (i < count ? bias_of(unit, weight, row + i) : 0.0f);
-  }
-  if (glu != ops::UnaryOp::none) {
-    apply_each(glu, values, 0.0f);
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      values[i] *= float_of(seconds.words[i]) + (i < count ? bias_of(unit, second, row + i) : 0.0f);
+    if (i < rows.count) rows.bias[i] = bias_of(unit, weight, row + i);
+    if (i < rows.count && glu != ops::UnaryOp::none) {
+      rows.second_bias[i] = bias_of(unit, second, row + i);
     }
   }
-  if (!fours || count < 4) {
+  return rows;
+}
+
+EFFINFER_DEVICE void activate_four(const FourRows& rows, ops::UnaryOp glu, const Quad& sums,
+                                   const Quad& seconds, float (&values)[4]) {
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) values[i] = float_of(sums.words[i]) + rows.bias[i];
+  if (glu == ops::UnaryOp::none) return;
+  apply_each(glu, values, 0.0f);
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) values[i] *= float_of(seconds.words[i]) + rows.second_bias[i];
+}
+
+// Where four outputs of each token are, where all four are there and has_fours() is true: floats,
+// or bfloat16, each with a pointer of its own that is never null: of what may be null the compiler
+// does not see that it is global memory.
+struct FourPlaces {
+  bool is_bf16;
+  float* floats;
+  uint8_t* narrow;
+  int64_t bytes;  // from token to token
+  const float* residual;
+  int64_t residual_stride;
+};
+
+EFFINFER_DEVICE FourPlaces four_places(const MatmulWeight& weight, const OperandOut& operand,
+                                       int row) {
+  const bool is_operand = operand.data != nullptr;
+  uint8_t* const data = is_operand ? operand.data : reinterpret_cast<uint8_t*>(weight.out);
+  return {is_operand && operand.is_bf16,
+          reinterpret_cast<float*>(data) + row,
+          data + row * 2,
+          is_operand ? operand.row_bytes : weight.out_stride * 4,
+          weight.residual == nullptr ? nullptr : weight.residual + row,
+          weight.out_stride};
+}
+
+// Zeros where there are none, which are not to be added.
+EFFINFER_DEVICE Quad load_residuals(const FourPlaces& places, int64_t token) {
+  if (places.residual == nullptr) return {};
+  return *reinterpret_cast<const Quad*>(places.residual + token * places.residual_stride);
+}
+template <class Unit>
+EFFINFER_DEVICE void store_four(Unit& unit, const FourPlaces& places, int64_t token,
+                                float (&values)[4], const Quad& residuals) {
+  if (places.residual != nullptr) {
     EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (i < count) store_output(unit, weight, operand, token, row + i, values[i]);
-    }
-    return;
+    for (int i = 0; i < 4; ++i) values[i] += float_of(residuals.words[i]);
   }
-  const int64_t at = token * weight.out_stride + row;
-  if (weight.residual != nullptr) {
-    const Quad residual = *reinterpret_cast<const Quad*>(weight.residual + at);
-    EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) values[i] += float_of(residual.words[i]);
-  }
-  uint8_t* record = operand.data + token * operand.row_bytes;
-  if (operand.data != nullptr && operand.is_bf16) {
-    *reinterpret_cast<Pair*>(record + row * 2) = {
+  if (places.is_bf16) {
+    *reinterpret_cast<Pair*>(places.narrow + token * places.bytes) = {
         {unit.bf16x2(values[0], values[1]), unit.bf16x2(values[2], values[3])}};
     return;
   }
-  auto* to = operand.data == nullptr ? weight.out + at : reinterpret_cast<float*>(record) + row;
-  *reinterpret_cast<Quad*>(to) = {
+  *reinterpret_cast<Quad*>(places.floats + token * (places.bytes / 4)) = {
       {bits_of(values[0]), bits_of(values[1]), bits_of(values[2]), bits_of(values[3])}};
+}
+
+// Outputs of four rows, of which those behind the last are left out: the bits of finish_output().
+// `fours` is what has_fours() says.
+template <class Unit>
+EFFINFER_DEVICE void finish_four(Unit& unit, const MatmulWeight& weight, const FourRows& rows,
+                                 ops::UnaryOp glu, const OperandOut& operand, bool fours,
+                                 int64_t token, const Quad& sums, const Quad& seconds) {
+  float values[4];
+  activate_four(rows, glu, sums, seconds, values);
+  if (fours && rows.count == 4) {
+    const FourPlaces places = four_places(weight, operand, rows.first);
+    store_four(unit, places, token, values, load_residuals(places, token));
+    return;
+  }
+  EFFINFER_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if (i < rows.count) store_output(unit, weight, operand, token, rows.first + i, values[i]);
+  }
 }
 
 // Zeros from the last output of the operand's rows to their padded end: of tokens [first, last), by

@@ -39,10 +39,12 @@ struct TernaryMatmul {
   static constexpr int kTokens = kTiles * 8;
   static constexpr int kOwnTokens = kTokens / kWarps;  // of which a thread adds up a row's sums
   static constexpr int kRows = 32;
-  // A warp's memory: places of ternary_copies.h. The sums [token][row] of what was multiplied take
-  // that of their block.
+  // Of a warp, as ternary_copies.h has them; of the last ones only those that a block of 256 k has.
+  // The sums [token][row] of what was multiplied take that of their block.
   static constexpr int kPlaces = kTiles == 1 ? 3 : 2;
-  static constexpr int warp_bytes(int tokens) { return kPlaces * ternary_place_bytes(tokens); }
+  static constexpr int places_of(int blocks) {
+    return blocks < kWarps ? kWarps : blocks < kPlaces * kWarps ? blocks : kPlaces * kWarps;
+  }
   static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTernaryTokenBytes);
   using Params = TernaryParams;
   using Digits = TernaryDigits<kBits>;
@@ -77,11 +79,17 @@ struct TernaryMatmul {
       if (block < p.blocks) {
         unit.template wait<kPlaces - 1>();
         unit.sync_warp();
-        multiply(unit, memory, ternary_lines_of<kBits>(p, block), place.num_tokens, sums);
+        if (ternary_dwords_of(p, block) == 64) {
+          multiply<true>(unit, memory, kWholeLines, place.num_tokens, sums);
+        } else {
+          multiply<false>(unit, memory, ternary_lines_of<kBits>(p, block), place.num_tokens, sums);
+        }
         unit.sync_warp();  // all have read what comes in its place
       }
       if (by_blocks()) {
-        store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
+        if (block < p.blocks) {
+          store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
+        }
         unit.sync();
         add_blocks(unit, p, place, group, first, at, shared, results);
         unit.sync();
@@ -179,16 +187,20 @@ struct TernaryMatmul {
   using SumRow = int32_t[kRows];
 
   EFFINFER_DEVICE static uint8_t* place_at(const Params& p, Shared& shared, int warp, int index) {
-    return reinterpret_cast<uint8_t*>(&shared) + warp * p.warp_bytes +
-           index * ternary_place_bytes(p.block_tokens);
+    return reinterpret_cast<uint8_t*>(&shared) +
+           (index * kWarps + warp) * ternary_place_bytes(p.block_tokens);
   }
   EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp, int index) {
     return reinterpret_cast<SumRow*>(place_at(p, shared, warp, index));
   }
 
-  template <class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* memory, int lines, int num_tokens,
-                                       int32_t (&sums)[kTiles][2][4]) {
+  static constexpr int kWholeLines = static_cast<int>(ops::ternary_lines(kBits, 64));
+
+  // A whole block's addresses are the compiler's, and its lines do not wait for each other.
+  template <bool kWhole, class Unit>
+  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* memory, int num_lines,
+                                       int num_tokens, int32_t (&sums)[kTiles][2][4]) {
+    const int lines = kWhole ? kWholeLines : num_lines;
     constexpr int kSteps = Digits::kSteps;
     // Of tokens that are none another one's are multiplied, and nobody takes their sums.
     const uint8_t* mine[kTiles];

@@ -36,7 +36,6 @@ struct TernaryParams {
   int64_t header_bytes = 0;
   int64_t tail_offset = 0;   // of the scales of blocks in a group
   int32_t block_tokens = 0;  // at most, of a block
-  int32_t warp_bytes = 0;    // of shared memory
   MatmulWeight parts[ops::kMaxMatmulParts];
   OperandOut operand;
 };

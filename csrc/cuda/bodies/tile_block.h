@@ -58,24 +58,49 @@ struct TileResults {
 };
 
 // Writes the outputs of tokens [first, first + count) of a unit, of which `results` has the sums:
-// with `threads` of which this is number `thread`.
-template <int kTokens, class Unit>
+// with `threads`, a multiple of eight, of which this is number `thread`. Each keeps to its rows, so
+// that what these need is loaded once, and residuals of kBatch tokens are on their way together.
+template <int kBatch, int kTokens, class Unit>
 EFFINFER_DEVICE void finish_tokens(Unit& unit, const TileParams& p, const TilePart& part, int index,
                                    int first, int count, const TileResults<kTokens>& results,
                                    int thread, int threads) {
-  const bool gated = p.glu != ops::UnaryOp::none;
-  const int quad_bits = gated ? 2 : 3;  // rows of four
-  const int quads = 1 << quad_bits;
+  const ops::UnaryOp glu = p.glu;
+  const bool gated = glu != ops::UnaryOp::none;
+  const bool fours = part.fours;
+  const MatmulWeight weight = part.weight;
+  const OperandOut operand = p.operand;
+  const int quads = gated ? 4 : 8;  // of rows
+  const int quad = thread % quads;
+  const int step = threads / quads;
+  const int row = (index * quads + quad) * 4;
+  if (row >= weight.rows) return;
+  const FourRows rows = four_rows(unit, weight, p.parts[1].weight, glu, row);
+  int token = thread / quads;
+  if (kBatch > 1 && !gated && fours && rows.count == 4) {
+    const FourPlaces places = four_places(weight, operand, row);
+    EFFINFER_NO_UNROLL
+    for (; token + (kBatch - 1) * step < count; token += kBatch * step) {
+      Quad residuals[kBatch];
+      Quad sums[kBatch];
+      EFFINFER_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        residuals[i] = load_residuals(places, first + token + i * step);
+      }
+      EFFINFER_UNROLL
+      for (int i = 0; i < kBatch; ++i) sums[i] = results.at(token + i * step, quad);
+      EFFINFER_UNROLL
+      for (int i = 0; i < kBatch; ++i) {
+        float values[4];
+        activate_four(rows, ops::UnaryOp::none, sums[i], sums[i], values);
+        store_four(unit, places, first + token + i * step, values, residuals[i]);
+      }
+    }
+  }
   EFFINFER_NO_UNROLL
-  for (int i = thread; i < (count << quad_bits); i += threads) {
-    const int token = i >> quad_bits;
-    const int quad = i & (quads - 1);
-    const int row = (index * quads + quad) * 4;
-    if (row >= part.weight.rows) continue;
+  for (; token < count; token += step) {
     const Quad sums = results.at(token, quad);
     const Quad seconds = results.at(token, gated ? quads + quad : quad);
-    finish_four(unit, part.weight, p.parts[1].weight, p.glu, p.operand, part.fours, first + token,
-                row, sums, seconds);
+    finish_four(unit, weight, rows, glu, operand, fours, first + token, sums, seconds);
   }
 }
 
@@ -143,8 +168,8 @@ struct TileMatmul {
       unit.sync_warp();
       const int first = half * kResultTokens;
       const int left = block.num_tokens - first;
-      finish_tokens(unit, p, p.parts[block.part], index, block.first_token + first,
-                    left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
+      finish_tokens<1>(unit, p, p.parts[block.part], index, block.first_token + first,
+                       left < kResultTokens ? left : kResultTokens, results, unit.lane, kWarp);
     }
   }
 };

@@ -65,8 +65,8 @@ struct TileRows {
     if (unit.warp < kMultiplyWarps) store(unit, sums, shared.results);
     unit.sync();
     const TilePart& part = p.parts[block.part];
-    finish_tokens(unit, p, part, block.first_unit, block.first_token, block.num_tokens,
-                  shared.results, unit.thread, kThreads);
+    finish_tokens<1>(unit, p, part, block.first_unit, block.first_token, block.num_tokens,
+                     shared.results, unit.thread, kThreads);
     if (block.first_unit + 1 == part.units) {
       pad_operand(unit, p.operand, part.weight.rows, block.first_token,
                   block.first_token + block.num_tokens, unit.thread, kThreads);

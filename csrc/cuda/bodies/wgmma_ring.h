@@ -21,9 +21,9 @@ struct WgmmaParams {
   TileParams tile;
 };
 
-template <ops::PackedFormat kFormat, int kRowTiles, int kTokens>
+template <ops::PackedFormat kFormat, int kTokens>
 struct WgmmaRing {
-  static constexpr int kGroups = kWgmmaWarps * kRowTiles;  // of 16 rows
+  static constexpr int kGroups = kWgmmaWarps;  // of 16 rows
   static constexpr int kUnits = kGroups / 2;
   static constexpr int kLanes = kGroups / kWgmmaFetchers;  // of a warp that fetches
   static constexpr int kRowBytes = static_cast<int>(ops::kSuperblock) * 2;
