@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/attention_result.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
@@ -70,8 +71,9 @@ class RowMerge {
 
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, int first, int first_dim, Window& to) const {
-    const bool has_dim = first_dim + unit.lane < dims_;
-    const float* from = values_ + int64_t{first} * rows_ * dims_ + first_dim + unit.lane;
+    const int dim = first_dim + unit.lane;
+    const bool has_dim = dim < dims_;
+    const float* from = values_ + int64_t{first} * rows_ * dims_ + place_of_partial(dim);
     to.state = RowState();
     if (first + unit.lane < chunks_) to.state = states_[(first + unit.lane) * int64_t{rows_}];
     EFFINFER_UNROLL
@@ -120,13 +122,14 @@ struct AttentionMergeKernel {
   using Params = AttentionParams;
   struct Shared {};
 
-  // A block for each row that a merge's tile may have. Merges that the rounding of a step adds are
-  // of no chunks.
+  // A block for each row that a merge's tile may have; the first rows of all tiles first, for many
+  // tiles have no others. Merges that the rounding of a step adds are of no chunks.
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
-    const ops::AttentionMerge merge = params.p.work.merges[unit.block / kTileRows];
+    const int merges = unit.num_blocks / kTileRows;
+    const ops::AttentionMerge merge = params.p.work.merges[unit.block % merges];
     const ops::AttentionTile tile = params.p.work.tiles[merge.tile];
-    const int row = unit.block % kTileRows;
+    const int row = unit.block / merges;
     const bool is_short = merge.num_partials > 0 && !is_long(params.p, tile);
     unit.wait_for_inputs();
     if (!is_short || row >= tile.num_rows * tile.num_heads) return;
