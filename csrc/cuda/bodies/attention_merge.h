@@ -44,7 +44,7 @@ class RowMerge {
   EFFINFER_DEVICE void run(Unit& unit, int first_dim) const {
     RowState row;
     float value = 0.0f;
-    Window next;
+    Window next = {};
     load(unit, 0, first_dim, next);
     EFFINFER_NO_UNROLL
     for (int first = 0; first < chunks_; first += kWarp) {
@@ -63,7 +63,8 @@ class RowMerge {
   }
 
  private:
-  // Of 32 chunks: each lane's dim of all, and the state of one. Behind the last one is nothing.
+  // Of 32 chunks: each lane's dim of all, and the state of one. Behind the last one is nothing, and
+  // behind the eight that it is of are values that nobody reads.
   struct Window {
     RowState state;
     float values[kWarp];
@@ -72,12 +73,14 @@ class RowMerge {
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, int first, int first_dim, Window& to) const {
     const int dim = first_dim + unit.lane;
+    to.state = RowState();
+    if (first >= chunks_) return;
     const bool has_dim = dim < dims_;
     const float* from = values_ + int64_t{first} * rows_ * dims_ + place_of_partial(dim);
-    to.state = RowState();
     if (first + unit.lane < chunks_) to.state = states_[(first + unit.lane) * int64_t{rows_}];
     EFFINFER_UNROLL
     for (int c = 0; c < kWarp; ++c, from += rows_ * dims_) {
+      if (c % 8 == 0 && first + c >= chunks_) break;
       to.values[c] = 0.0f;
       if (has_dim && first + c < chunks_) to.values[c] = *from;
     }
