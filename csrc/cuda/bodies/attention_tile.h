@@ -300,8 +300,8 @@ template <DType kType, int kWarps>
 struct AttentionKernel {
   static constexpr const char* kName = "attention";
   static constexpr int kThreads = kWarps * kWarp;
-  // As many as an H100's shared memory and registers hold: 8 warps or more, each with 12 KB
-  // of copies under way, where 25 KB an SM keep its memory busy.
+  // As many as an H100's shared memory and registers hold: 8 warps or more, each with 12 KB of
+  // copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2   ? 4
                                     : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
                                                   : (kType == DType::i8 ? 2 : 1);
