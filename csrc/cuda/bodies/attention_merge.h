@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/attention_result.h"
 #include "cuda/bodies/fragments.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
@@ -43,7 +44,7 @@ class RowMerge {
   EFFINFER_DEVICE void run(Unit& unit, int first_dim) const {
     RowState row;
     float value = 0.0f;
-    Window next;
+    Window next = {};
     load(unit, 0, first_dim, next);
     EFFINFER_NO_UNROLL
     for (int first = 0; first < chunks_; first += kWarp) {
@@ -62,7 +63,8 @@ class RowMerge {
   }
 
  private:
-  // Of 32 chunks: each lane's dim of all, and the state of one. Behind the last one is nothing.
+  // Of 32 chunks: each lane's dim of all, and the state of one. Behind the last one is nothing, and
+  // behind the eight that it is of are values that nobody reads.
   struct Window {
     RowState state;
     float values[kWarp];
@@ -70,12 +72,15 @@ class RowMerge {
 
   template <class Unit>
   EFFINFER_DEVICE void load(Unit& unit, int first, int first_dim, Window& to) const {
-    const bool has_dim = first_dim + unit.lane < dims_;
-    const float* from = values_ + int64_t{first} * rows_ * dims_ + first_dim + unit.lane;
+    const int dim = first_dim + unit.lane;
     to.state = RowState();
+    if (first >= chunks_) return;
+    const bool has_dim = dim < dims_;
+    const float* from = values_ + int64_t{first} * rows_ * dims_ + place_of_partial(dim);
     if (first + unit.lane < chunks_) to.state = states_[(first + unit.lane) * int64_t{rows_}];
     EFFINFER_UNROLL
     for (int c = 0; c < kWarp; ++c, from += rows_ * dims_) {
+      if (c % 8 == 0 && first + c >= chunks_) break;
       to.values[c] = 0.0f;
       if (has_dim && first + c < chunks_) to.values[c] = *from;
     }
@@ -120,13 +125,14 @@ struct AttentionMergeKernel {
   using Params = AttentionParams;
   struct Shared {};
 
-  // A block for each row that a merge's tile may have. Merges that the rounding of a step adds are
-  // of no chunks.
+  // A block for each row that a merge's tile may have; the first rows of all tiles first, for many
+  // tiles have no others. Merges that the rounding of a step adds are of no chunks.
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
-    const ops::AttentionMerge merge = params.p.work.merges[unit.block / kTileRows];
+    const int merges = unit.num_blocks / kTileRows;
+    const ops::AttentionMerge merge = params.p.work.merges[unit.block % merges];
     const ops::AttentionTile tile = params.p.work.tiles[merge.tile];
-    const int row = unit.block % kTileRows;
+    const int row = unit.block / merges;
     const bool is_short = merge.num_partials > 0 && !is_long(params.p, tile);
     unit.wait_for_inputs();
     if (!is_short || row >= tile.num_rows * tile.num_heads) return;

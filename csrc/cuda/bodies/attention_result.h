@@ -11,6 +11,12 @@
 
 namespace effinfer::cuda {
 
+// Where a partial result has dim `dim`. Of each 16 two neighbouring lanes have eight: each of their
+// stores is of four, and the two lanes' lie side by side, for memory takes 32 bytes at once.
+EFFINFER_DEVICE int place_of_partial(int dim) {
+  return dim / 16 * 16 + dim % 8 / 4 * 8 + dim % 16 / 8 * 4 + dim % 4;
+}
+
 // Of warps that have 32 dims each.
 template <int kWarps>
 class AttentionResult {
@@ -36,11 +42,7 @@ class AttentionResult {
     for (int r = 0; r < 2; ++r) {
       if (!has(unit, r)) continue;
       const int64_t index = first + row_of(unit, r);
-      float of_row[8];
-      row_values(values, r, of_row);
-      if (dim_of(unit) < dims_) {
-        AttentionOutput::store_partial_values(p_, index, dim_of(unit), of_row);
-      }
+      if (dim_of(unit) < dims_) store_partial_values(unit, index * dims_, r, values);
       if (tells_row(unit))
         AttentionOutput::store_partial_state(p_, index, r == 0 ? rows[0] : rows[1]);
     }
@@ -62,6 +64,19 @@ class AttentionResult {
   }
 
  private:
+  template <class Unit>
+  EFFINFER_DEVICE void store_partial_values(Unit& unit, int64_t first, int r,
+                                            LaneValues& values) const {
+    float of_row[8];
+    row_values(values, r, of_row);
+    EFFINFER_UNROLL
+    for (int d = 0; d < 8; d += 4) {
+      float* to = p_.partial_out + first + place_of_partial(dim_of(unit) + d);
+      *reinterpret_cast<Quad*>(to) = {bits_of(of_row[d]), bits_of(of_row[d + 1]),
+                                      bits_of(of_row[d + 2]), bits_of(of_row[d + 3])};
+    }
+  }
+
   template <class Unit>
   EFFINFER_DEVICE static int row_of(Unit& unit, int r) {
     return unit.lane / 4 + 8 * r;

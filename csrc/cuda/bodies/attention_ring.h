@@ -16,7 +16,7 @@ namespace effinfer::cuda {
 
 template <DType kType, int kWarps>
 struct AttentionShared {
-  // 14 KB of copies under way for each warp, or of eight warps half as many, for which the blocks
+  // 12 KB of copies under way for each warp, or of eight warps half as many, for which the blocks
   // of all GPUs have room: blocks of float32 are as large as two of 16-bit numbers, of int8 half.
   static constexpr int kFull = kType == DType::f32 ? 4 : 8;
   static constexpr int kRing = kWarps == 8 && kType != DType::i8 ? kFull / 2 : kFull;
@@ -39,7 +39,10 @@ struct AttentionShared {
 };
 
 // A ring of the warp's own, whose parts come without a barrier: of a pass each of the warp's blocks
-// of tokens, column by column of dims, then all 8 blocks of its own dims of values.
+// of tokens, column by column of dims, then all 8 blocks of its own dims of values. Where the ring
+// has room for it two parts come at once, both halves of a page's values or two columns of keys,
+// for what is done beside a part's products takes as long as these. Behind an odd last column there
+// is nothing.
 template <class Unit, DType kType, int kWarps>
 class BlockRing {
  public:
@@ -47,23 +50,28 @@ class BlockRing {
   using Slot = typename Fetch<kType>::Slot;
   static constexpr int kBlocks = Shared::kBlocks;
   static constexpr int kRing = Shared::kRing;
-  static constexpr int kAhead = kRing - 1;
-  // Until the first part has come. What the first one sends is nothing, but what is behind it.
-  static constexpr int kFirst = kRing;
+  static constexpr int kAtOnce = kRing == 8 && kWarps < 8 ? 2 : 1;
+  static constexpr int kPlaces = kRing / kAtOnce;
+  static constexpr int kAhead = kPlaces - 1;
+  // Until the first parts have come. What the first time sends is nothing, but what is behind it.
+  static constexpr int kFirst = kPlaces;
 
   EFFINFER_DEVICE BlockRing(Unit& unit, Shared& shared, int dims)
       : unit_(unit), shared_(shared), dims_(dims) {}
 
   // Of 32 dims.
   EFFINFER_DEVICE int columns() const { return (dims_ + kBlock - 1) / kBlock; }
+  // take() so often for a block of keys, or the pass's values.
+  EFFINFER_DEVICE int key_takes() const { return (columns() + kAtOnce - 1) / kAtOnce; }
+  static constexpr int kValueTakes = kChunkBlocks / kAtOnce;
 
-  // The next part has come, and another is on its way to its predecessor's place. The first kFirst
-  // times there is none.
-  EFFINFER_DEVICE const Slot& take(const ChunkPass& now, const ChunkPass& next) {
+  // The next kAtOnce parts have come, and others are on their way to their predecessors' place. The
+  // first kFirst times there are none.
+  EFFINFER_DEVICE const Slot* take(const ChunkPass& now, const ChunkPass& next) {
     unit_.template wait<kAhead - 1>();
     unit_.sync_warp();  // of all lanes; and all have read what the next copies replace
     send(now, next);
-    return shared_.ring[unit_.warp][slot_];  // all but one are ahead of it
+    return place();  // all but one are ahead of it
   }
 
   // What was ahead in the next pass is ahead in the one at hand.
@@ -74,6 +82,7 @@ class BlockRing {
   static constexpr int kLoads = Block::kLoads;
   static constexpr int kRuns = kBlocks + kChunkUnits;
 
+  EFFINFER_DEVICE Slot* place() const { return &shared_.ring[unit_.warp][kAtOnce * place_]; }
   EFFINFER_DEVICE bool of_values() const { return run_ >= kBlocks; }
   // Of a chunk's: the run's first block of tokens.
   EFFINFER_DEVICE int first_block() const {
@@ -81,28 +90,45 @@ class BlockRing {
   }
 
   EFFINFER_DEVICE void send(const ChunkPass& now, const ChunkPass& next) {
-    Slot& slot = shared_.ring[unit_.warp][slot_];
     if (parts_.from != nullptr) {
-      const bool is_whole = left_ > 1 || of_values() || dims_ % kBlock == 0;
-      EFFINFER_UNROLL
-      for (int l = 0; l < kLoads; ++l) {
-        const uint8_t* from = parts_.from + l * parts_.load_step;
-        unit_.copy_async_if(l < kLoads / 2 || is_whole, &slot[l][parts_.place], from);
-      }
-      parts_.from += parts_.load_step * (of_values() ? Block::kValueStep : kLoads);
+      copy_parts(place());
     } else if (parts_.load_step == PartRun::kGathered) {
-      const int index = first_block() + (of_values() ? 2 - left_ : 0);
-      const int column = of_values() ? unit_.warp : columns() - left_;
-      shared_.fetch.gather(unit_, in_next_ ? next : now, of_values(), index, column, dims_, slot);
+      gather_parts(in_next_ ? next : now, place());
     }
     unit_.commit();
-    slot_ = (slot_ + 1) & (kRing - 1);
-    if (--left_ > 0) return;
+    place_ = (place_ + 1) & (kPlaces - 1);
+    left_ -= kAtOnce;
+    if (left_ > 0) return;
     if (++run_ == kRuns) {
       run_ = 0;
       in_next_ = true;
     }
     begin_run(in_next_ ? next : now);
+  }
+
+  EFFINFER_DEVICE void copy_parts(Slot* to) {
+    // Of 16 dims each, that there are of keys from here on.
+    const int steps = of_values() ? 2 * kAtOnce : 2 * left_ - (dims_ % kBlock == 0 ? 0 : 1);
+    const int64_t next_part = parts_.load_step * (of_values() ? Block::kValueStep : kLoads);
+    EFFINFER_UNROLL
+    for (int part = 0; part < kAtOnce; ++part) {
+      EFFINFER_UNROLL
+      for (int l = 0; l < kLoads; ++l) {
+        const uint8_t* from = parts_.from + l * parts_.load_step;
+        const bool is_there = 2 * part + l / (kLoads / 2) < steps;
+        unit_.copy_async_if(is_there, &to[part][l][parts_.place], from);
+      }
+      parts_.from += next_part;
+    }
+  }
+
+  EFFINFER_DEVICE void gather_parts(const ChunkPass& pass, Slot* to) {
+    EFFINFER_NO_UNROLL
+    for (int part = 0; part < kAtOnce && part < left_; ++part) {
+      const int index = first_block() + (of_values() ? 2 - left_ + part : 0);
+      const int column = of_values() ? unit_.warp : columns() - left_ + part;
+      shared_.fetch.gather(unit_, pass, of_values(), index, column, dims_, to[part]);
+    }
   }
 
   EFFINFER_DEVICE void begin_run(const ChunkPass& pass) {
@@ -128,13 +154,13 @@ class BlockRing {
   Unit& unit_;
   Shared& shared_;
   const int dims_;
-  // The next part to fetch: of the pass at hand, or already of the next one. A pass's runs are its
+  // The next parts to fetch: of the pass at hand, or already of the next one. A pass's runs are its
   // blocks of keys and pages of values.
   PartRun parts_;
   bool in_next_ = false;
-  int slot_ = kRing - 1;
+  int place_ = kPlaces - 1;
   int run_ = -1;
-  int left_ = 1;  // of the run
+  int left_ = 1;  // parts of the run
 };
 
 }  // namespace effinfer::cuda

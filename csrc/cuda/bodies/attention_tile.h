@@ -9,8 +9,8 @@
 //
 // Both parts are 8 blocks of 32 tokens x 32 dims for each warp, whatever the head's dimension. A
 // warp's blocks come through a ring of its own in shared memory, without a barrier: the copies of
-// the next 7 blocks (14 KB of 16-bit numbers, of which an SM has 8 to 16 warps) are under way while
-// one is multiplied, over the ends of chunks and their barriers.
+// the next 6 blocks (12 KB of 16-bit numbers, of which an SM has 8 to 16 warps) are under way while
+// two are multiplied, over the ends of chunks and their barriers.
 //
 // A chunk's result is folded into what came before or, of a divided tile, stored for the kernel
 // that merges it.
@@ -124,20 +124,15 @@ class AttentionTileRun {
         continue;
       }
       const bool of_keys = block < kBlocks;
-      const int parts = block == kToSendFor ? Ring::kFirst
-                        : of_keys           ? ring_.columns()
-                                            : kChunkBlocks;
+      const int takes = block == kToSendFor ? Ring::kFirst
+                        : of_keys           ? ring_.key_takes()
+                                            : Ring::kValueTakes;
       const uint32_t visited = visited_parts(now, block);
       EFFINFER_NO_UNROLL
-      for (int part = 0; part < parts; ++part) {
-        const auto& slot = ring_.take(now, next);
+      for (int part = 0; part < takes * Ring::kAtOnce; part += Ring::kAtOnce) {
+        const auto* slots = ring_.take(now, next);
         if ((visited >> part & 1) == 0) continue;
-        if (of_keys) {
-          Multiply::add_scores(unit_, shared_.operands, slot, 2 * part, p_.k.dims / 16 - 2 * part,
-                               scores[0]);
-        } else {
-          Multiply::add_values(unit_, shared_.operands, slot, part, chunk_values_);
-        }
+        of_keys ? add_keys(slots, part, scores[0]) : add_values(slots, part);
       }
       if (of_keys && block != kToSendFor) turn(scores);
     }
@@ -147,6 +142,29 @@ class AttentionTileRun {
     }
     ring_.end_pass();
     if (next.chunk != now.chunk) end_chunk(now.chunk);
+  }
+
+  // Parts `part` on of those that came at once.
+  EFFINFER_DEVICE void add_keys(const typename Ring::Slot* slots, int part, BlockScores& scores) {
+    const int steps = p_.k.dims / 16 - 2 * part;
+    if (steps >= 2 * Ring::kAtOnce) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < Ring::kAtOnce; ++i) {
+        Multiply::add_scores(unit_, shared_.operands, slots[i], 2 * (part + i), 2, scores);
+      }
+      return;
+    }
+    EFFINFER_NO_UNROLL
+    for (int i = 0; 2 * i < steps; ++i) {
+      Multiply::add_scores(unit_, shared_.operands, slots[i], 2 * (part + i), steps - 2 * i,
+                           scores);
+    }
+  }
+  EFFINFER_DEVICE void add_values(const typename Ring::Slot* slots, int part) {
+    EFFINFER_UNROLL
+    for (int i = 0; i < Ring::kAtOnce; ++i) {
+      Multiply::add_values(unit_, shared_.operands, slots[i], part + i, chunk_values_);
+    }
   }
 
   // A bit for each part of the warp's block of keys, or of its values, that is multiplied.
@@ -282,8 +300,8 @@ template <DType kType, int kWarps>
 struct AttentionKernel {
   static constexpr const char* kName = "attention";
   static constexpr int kThreads = kWarps * kWarp;
-  // As many as an H100's shared memory and registers hold: 8 warps or more, each with up to 14 KB
-  // of copies under way, where 25 KB an SM keep its memory busy.
+  // As many as an H100's shared memory and registers hold: 8 warps or more, each with 12 KB of
+  // copies under way, where 25 KB an SM keep its memory busy.
   static constexpr int kMinBlocks = kWarps == 2   ? 4
                                     : kWarps == 4 ? (kType == DType::i8 ? 3 : 2)
                                                   : (kType == DType::i8 ? 2 : 1);
