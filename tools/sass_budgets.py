@@ -48,8 +48,8 @@ PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 ROWS = ("LDG.E.128", "STG.E.128")
 
 BUDGETS = (
-    # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, most warps,
-    # rounds. Their shared memory is the launch's.
+    # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, most
+    # warps, rounds. Their shared memory is the launch's.
     Budget("StreamMatmul<PackedFormat{*}, 1, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 2, 16, 1>", 128, 1, 128, STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 4, 8, 2>", 232, 1, 128, STREAM),

@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "cuda/bodies/attention_kernel.h"
 #include "cuda/bodies/attention_merge.h"
-#include "cuda/bodies/attention_tile.h"
 #include "cuda/decode_pages.h"
 #include "cuda/entry.h"
 #include "cuda/prefill_attention.h"

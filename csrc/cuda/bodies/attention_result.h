@@ -69,9 +69,10 @@ class AttentionResult {
                                             LaneValues& values) const {
     float of_row[8];
     row_values(values, r, of_row);
+    float* const place = p_.partial_out + first + place_of_partial(dim_of(unit));
     EFFINFER_UNROLL
     for (int d = 0; d < 8; d += 4) {
-      float* to = p_.partial_out + first + place_of_partial(dim_of(unit) + d);
+      float* to = place + d * 2;  // of four dims more
       *reinterpret_cast<Quad*>(to) = {bits_of(of_row[d]), bits_of(of_row[d + 1]),
                                       bits_of(of_row[d + 2]), bits_of(of_row[d + 3])};
     }
