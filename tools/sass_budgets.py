@@ -104,7 +104,7 @@ BUDGETS = (
     Budget("LayerNormKernel<*, 32>", 56, 4, 8, ROWS),
     Budget("LayerNormKernel<*, 512>", 64, 2, 128, ROWS),
     Budget("GatedKernel<*>", 32, 16, opcodes=ROWS),
-    Budget("MergeStatesKernel<*>", 32, 16, 3584, ROWS),
+    Budget("MergeStatesKernel<*>", 40, 12, 3584, ROWS),
     Budget("RopeAppendKernel", 40, 6, 8224, ROWS),
     # Argument: whether pairs are neighbours.
     Budget("RopeKernel<*, false>", 40, 12, opcodes=ROWS),
@@ -126,7 +126,7 @@ BUDGETS = (
     Budget("ChainSpeculation", 96, 1, 67328, ("LDGSTS", "DADD")),
     Budget("TokenBitmask", 32, 8),
     # Argument: dtype of keys.
-    Budget("BlockIndexKernel<[12]>", 112, 1, 139072, ("LDG.E.128", "HMMA")),
+    Budget("BlockIndexKernel<[12]>", 120, 1, 139072, ("LDG.E.128", "HMMA")),
     Budget("BlockIndexKernel<3>", 128, 1, 139072, ("LDG.E.128", "HMMA")),
     Budget("ColumnSumsKernel<*>", 160, 3, 34816, ("LDG.E.128", "HMMA", "MUFU.EX2")),
     Budget("ColumnScoresKernel<*>", 136, 2, 75264, ("LDG.E.128", "HMMA", "STS.128")),
