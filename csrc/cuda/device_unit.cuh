@@ -201,6 +201,9 @@ class DeviceUnit {
   __device__ __forceinline__ int lowest_bit(uint32_t bits) {
     return __ffs(static_cast<int>(bits)) - 1;
   }
+  __device__ __forceinline__ uint32_t rotate(uint32_t word, int bits) {
+    return __funnelshift_l(word, word, static_cast<uint32_t>(bits));
+  }
   __device__ __forceinline__ float from_f16(uint16_t bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -212,6 +215,17 @@ class DeviceUnit {
   }
   __device__ __forceinline__ void arrive_some(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  }
+
+  template <class T>
+  __device__ __forceinline__ static T kept(T value) {
+    asm volatile("" : "+r"(value));
+    return value;
+  }
+  __device__ __forceinline__ static uint8_t* kept_shared(uint8_t* pointer) {
+    uint32_t address = in_shared(pointer);
+    asm volatile("" : "+r"(address));
+    return static_cast<uint8_t*>(__cvta_shared_to_generic(address));
   }
 
   // --- Hopper

@@ -51,7 +51,9 @@
 //                           subnormal numbers are 0
 //   permute(a, b, picks)    byte i of the result is byte picks >> 4 i & 7 of the eight of a, b
 //   popcount(bits)          how many of 32 are set; lowest_bit(bits): the first one that is, of
-//                           some
+//                           some; rotate(word, bits): to the left, or by less than 0 to the right
+//   kept(value)             the same, in a register: the compiler does not compute it again from
+//                           what it came from; kept_shared(pointer): of shared memory
 //
 //   sync_some(id, n)        a barrier of n threads, whole warps; arrive_some(id, n) counts among
 //                           them and goes on. Of each id from 1 to 15 one is under way at a time.
@@ -96,10 +98,13 @@
 #if defined(__CUDACC__)
 #define EFFINFER_DEVICE __device__ __forceinline__
 #define EFFINFER_UNROLL _Pragma("unroll")
+#define EFFINFER_PRAGMA(text) _Pragma(#text)
+#define EFFINFER_UNROLL_BY(count) EFFINFER_PRAGMA(unroll(count))
 #define EFFINFER_NO_UNROLL _Pragma("unroll 1")
 #else
 #define EFFINFER_DEVICE inline
 #define EFFINFER_UNROLL
+#define EFFINFER_UNROLL_BY(count)
 #define EFFINFER_NO_UNROLL
 #endif
 

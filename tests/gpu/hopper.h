@@ -82,7 +82,7 @@ struct WgmmaCall {
 };
 
 struct Hopper {
-  static constexpr size_t kMostBarriers = 64;
+  static constexpr size_t kMostBarriers = 96;
   static constexpr int kNamedBarriers = 16;
   static constexpr int kWarpsOfGroup = 4;
 

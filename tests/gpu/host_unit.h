@@ -115,6 +115,12 @@ class Unit {
   uint32_t permute(uint32_t a, uint32_t b, uint32_t picks);
   int popcount(uint32_t bits) { return std::popcount(bits); }
   int lowest_bit(uint32_t bits) { return std::countr_zero(bits); }
+  uint32_t rotate(uint32_t word, int bits) { return std::rotl(word, bits); }
+  template <class T>
+  static T kept(T value) {
+    return value;
+  }
+  static uint8_t* kept_shared(uint8_t* pointer) { return pointer; }
 
   void sync_some(int id, int threads, Where where = Where::current());
   void arrive_some(int id, int threads, Where where = Where::current());

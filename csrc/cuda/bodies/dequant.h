@@ -50,7 +50,8 @@ struct Quants<ops::QuantBits::u4> {
     EFFINFER_UNROLL
     for (int i = 0; i < 2; ++i) low[i] = *reinterpret_cast<const Quad*>(first + i * kLineStep);
   }
-  EFFINFER_DEVICE uint32_t bytes(int step, int row, int) const {
+  template <class Unit>
+  EFFINFER_DEVICE uint32_t bytes(Unit&, int step, int row, int) const {
     return low[step % 2].words[row] >> step / 2 * 4 & 0x0f0f0f0fu;
   }
 };
@@ -69,10 +70,11 @@ struct Quants<ops::QuantBits::u5> {
       high[i] = *reinterpret_cast<const Quad*>(first_high + i * 64);
     }
   }
-  EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
+  template <class Unit>
+  EFFINFER_DEVICE uint32_t bytes(Unit& unit, int step, int row, int t) const {
     const uint32_t word = high[step / 2].words[row];
     const uint32_t moved = step % 2 == 0 ? word << (4 - t) : word >> t;
-    return low.bytes(step, row, t) | (moved & 0x10101010u);
+    return low.bytes(unit, step, row, t) | (moved & 0x10101010u);
   }
 };
 
@@ -89,11 +91,9 @@ struct Quants<ops::QuantBits::u6> {
       high[i] = *reinterpret_cast<const Quad*>(first_high + i * 64);
     }
   }
-  EFFINFER_DEVICE uint32_t bytes(int step, int row, int t) const {
-    const int left = t < 2 ? 4 - 2 * t : 0;
-    const int right = t < 3 ? 0 : 2;
-    const uint32_t moved = high[step].words[row] << left >> right;
-    return low.bytes(step, row, t) | (moved & 0x30303030u);
+  template <class Unit>
+  EFFINFER_DEVICE uint32_t bytes(Unit& unit, int step, int row, int t) const {
+    return low.bytes(unit, step, row, t) | (unit.rotate(high[step].words[row], 4 - 2 * t) & 0x30303030u);
   }
 };
 
@@ -123,11 +123,11 @@ struct WeightFragments {
   static constexpr int kParts = 1;
   Quants<kFormat.bits> quants;
 
-  // `group` are the bytes of a row group, of which the lane has a fourth of the rows.
-  EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
-    constexpr int kHigh = 16 * 64 * (kFormat.bits == ops::QuantBits::u8 ? 8 : 4) / 8;
-    quants.load(group + t * 64 + quad * 16, group + kHigh + quad * 16);
-  }
+  // Where the lane's fourth of the rows lies in a group: in its first line, and of high bits.
+  EFFINFER_DEVICE static int lines_at(int t, int quad) { return t * 64 + quad * 16; }
+  EFFINFER_DEVICE static int high_at(int quad) { return 16 * 64 * 4 / 8 + quad * 16; }
+
+  EFFINFER_DEVICE void load(const uint8_t* lines, const uint8_t* high) { quants.load(lines, high); }
 
   // Integers up to 256 are exact in bfloat16.
   template <int kPart, class Unit>
@@ -148,7 +148,7 @@ struct WeightFragments {
     } else {
       EFFINFER_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const uint32_t bytes = quants.bytes(step, 2 * pair + i, t);
+        const uint32_t bytes = quants.bytes(unit, step, 2 * pair + i, t);
         a[i] = spread<false>(unit, bytes);
         a[2 + i] = spread<true>(unit, bytes);
       }
@@ -167,10 +167,13 @@ struct WeightFragments<kDenseBf16> {
   static constexpr int kParts = 1;
   Quad lines[2][2];
 
-  EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
+  EFFINFER_DEVICE static int lines_at(int t, int quad) { return t * 128 + quad * 16; }
+  EFFINFER_DEVICE static int high_at(int) { return 0; }
+
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t*) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const uint8_t* line = group + i / 2 * 512 + t * 128 + i % 2 * 64 + quad * 16;
+      const uint8_t* line = first + i / 2 * 512 + i % 2 * 64;
       lines[i / 2][i % 2] = *reinterpret_cast<const Quad*>(line);
     }
   }
@@ -189,10 +192,13 @@ struct WeightFragments<kDenseF16> {
   static constexpr int kParts = 2;
   uint64_t rows[2][4];
 
-  EFFINFER_DEVICE void load(const uint8_t* group, int t, int quad) {
+  EFFINFER_DEVICE static int lines_at(int t, int quad) { return t * 128 + quad * 8; }
+  EFFINFER_DEVICE static int high_at(int) { return 0; }
+
+  EFFINFER_DEVICE void load(const uint8_t* first, const uint8_t*) {
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const uint8_t* row = group + i / 4 * 512 + t * 128 + i % 4 * 32 + quad * 8;
+      const uint8_t* row = first + i / 4 * 512 + i % 4 * 32;
       rows[i / 4][i % 4] = *reinterpret_cast<const uint64_t*>(row);
     }
   }

@@ -32,11 +32,6 @@ struct StreamShared {
 
 using StreamRow = float[kStreamRows];  // the sums of a token
 
-template <class Unit>
-EFFINFER_DEVICE void init_feed(Unit& unit, const StreamParams& p, uint8_t* memory) {
-  if (unit.has_bulk_copies()) init_barriers(unit, memory, p.feed.places);
-}
-
 // Moves a warp's sums of its first tokens to shared memory.
 template <int kTiles, class Unit>
 EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums, int tokens,
@@ -83,7 +78,14 @@ struct StreamMatmul {
     const StreamPart& part = *place.part;
     FeedState state;
     const int warp = unit.shfl(unit.warp, 0);  // which the compiler then knows to be all lanes'
-    init_feed(unit, p, shared.warp(p, warp));
+    if (unit.has_bulk_copies()) {
+      init_barriers(unit, shared.warp(p, warp), p.feed.places);
+      // Those of the block's first unit are first in their teams.
+      const int teams = part.slice_bits == 0 ? 1 : (1 << part.slice_bits) / kRounds;
+      if (warp < teams) {
+        init_barriers(unit, shared.tokens(p, p.slots / kRounds, warp), p.feed.places);
+      }
+    }
     for (int round = 0; round < kRounds; ++round) {
       const int slot = warp * kRounds + round;
       const int mine = place.first_unit + (slot >> part.slice_bits);
@@ -143,7 +145,7 @@ struct StreamMatmul {
                                  shared.tokens(p, p.slots / kRounds, slice / kRounds),
                                  team_of(p, place, mine, slice)};
     Product::run(unit, p, groups, p.header_bytes,
-                 {p.x + place.first_token * p.x_row_bytes, place.num_tokens}, first, last, memory,
+                 {p.x + place.first_token * p.x_row_bytes, p.x_row_bytes, place.num_tokens}, first, last, memory,
                  state, sums);
     memory.team.sync(unit);  // all have read their last place
     store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));

@@ -6,9 +6,9 @@
 // unit has 16, 8, 4, 2 or 1 slices by its weight's shape alone. Per scale block the products are
 // summed in float32 by the tensor cores, which multiply integers and bfloat16 exactly, then scaled
 // and added in float32 in the order of k; the slices' sums are added in their order, of 16 first
-// each two. Minima multiply the sum of a block's activations, which is one more product, with a row
-// of ones; where there are none that product takes away what the integers are too large
-// (quant_offset()), and is what their sums begin with.
+// each two. One more product is the sum of a block's activations times what its integers are too
+// large, less than zero (quant_offset()): other products begin with it, and minima multiply it,
+// which are divided by that before.
 //
 // Tokens go in tiles of 8, the columns of a product. A kernel has 1, 2 or 4 tiles, and each of its
 // sums is made by the same operations for all: a token's bits do not depend on how many there are,
@@ -88,12 +88,6 @@ struct StreamSums {
   float values[kTiles][2][4];
 };
 
-// Activations of a block.
-struct StreamTokens {
-  const uint8_t* first;
-  int count;
-};
-
 // Of a warp and its team.
 struct StreamMemory {
   uint8_t* warp;
@@ -110,7 +104,7 @@ struct StreamProduct {
   static constexpr int kParts = kPiece.parts();
   static constexpr int kGroupBytes = kPiece.group_bytes;
   static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
-  using Tokens = TokenCopies<kSteps>;
+  using Tokens = TokenPlace<kSteps>;
   using Weights = WeightFragments<kFormat>;
   struct NoScales {};
   using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat>>;
@@ -130,9 +124,10 @@ struct StreamProduct {
                                last * kParts,
                                p.feed,
                                memory.warp,
-                               memory.tokens + Tokens::kBytes,
-                               p.block_tokens * Tokens::kBytes,
-                               memory.team};
+                               memory.tokens,
+                               memory.team,
+                               x.count,
+                               p.block_tokens * Tokens::row_bytes(p.feed)};
     const uint8_t* const group = unit.lane < kWarp / 2 ? groups[0] : groups[1];
     if (unit.has_bulk_copies()) {
       run<BulkFeed<kFormat>>(unit, p, source, group, x, state, sums);
@@ -151,15 +146,11 @@ struct StreamProduct {
     const uint8_t* const header = group + unit.lane / 4 % 4 * 8;
     Header next = {};
     next.load(unit, header, p.header_row_bytes, source.first / kParts);
-    uint8_t* const zeros = source.tokens - Tokens::kBytes;
-    if (source.team.rank == 0 && unit.lane < Tokens::kBytes / 16) {
-      reinterpret_cast<Quad*>(zeros)[unit.lane] = {};
-    }
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
-    Tokens tokens(unit, source.team, p.feed, x.first, p.x_row_bytes, x.count, source.first,
-                  source.token_piece);
-    feed.start_tokens(unit, tokens);
+    typename Feed::Tokens tokens(unit, source.team, p.feed, x, source.first);
+    feed.start_tokens(unit, source, tokens);
+    const LaneView view = view_of(unit, feed.group_at(unit.lane), p.feed, x.count);
     PieceCut cut = source.cut();
     EFFINFER_NO_UNROLL
     while (!cut.is_over()) {
@@ -167,12 +158,48 @@ struct StreamProduct {
       const Factors factors(unit, next);
       const int pieces = cut.take();
       if (!cut.is_over()) next.load(unit, header, p.header_row_bytes, cut.next / kParts);
-      EFFINFER_NO_UNROLL
+      const uint8_t* weights = feed.weights;
+      const uint8_t* of_tokens = feed.of_tokens;
+      EFFINFER_UNROLL_BY(kTiles == 1 ? Feed::kTogether : 1)
       for (int piece = 0; piece < pieces; ++piece) {
-        multiply(unit, feed.weights + piece * kGroupBytes, factors,
-                 feed.of_tokens + piece * source.token_piece, x.count, zeros, sums);
+        multiply(unit, weights, factors, of_tokens, view, sums);
+        weights += kGroupBytes;
+        of_tokens += Tokens::kPieceBytes;
       }
     }
+  }
+
+  // What a lane multiplies: where it lies in a place, in bytes, and a row that adds up activations.
+  struct LaneView {
+    int lines;
+    int high;
+    int scales;
+    int tokens[kTiles];
+    uint32_t each[4];
+  };
+
+  // In place of a token that is none there is the last one, whose products nobody asks for.
+  template <class Unit>
+  EFFINFER_DEVICE static LaneView view_of(Unit& unit, int group, const FeedShape& shape,
+                                          int count) {
+    constexpr uint32_t kEach = bf16_pair(-quant_offset(kFormat));
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    LaneView view;
+    view.lines = unit.kept(group + Weights::lines_at(t, g % 4));
+    view.high = unit.kept(group + Weights::high_at(g % 4));
+    if constexpr (!kDense) view.scales = unit.kept(group + Scales::at(g % 4));
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int token = tile * kTileTokens + g;
+      const int row = token < count ? token : count - 1;
+      view.tokens[tile] = unit.kept(row * Tokens::row_bytes(shape) + t * 8);
+    }
+    // By shuffles, so that the compiler does not know them: constants it would make for each product.
+    const uint32_t own = unit.lane < 4 ? kEach : 0;
+    EFFINFER_UNROLL
+    for (int i = 0; i < 4; ++i) view.each[i] = unit.shfl(own, i);
+    return view;
   }
 
   template <class Unit>
@@ -187,20 +214,15 @@ struct StreamProduct {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* group, const Factors& factors,
-                                       const uint8_t* of_tokens, int count, const uint8_t* zeros,
+                                       const uint8_t* of_tokens, const LaneView& view,
                                        StreamSums<kTiles>& sums) {
-    const int g = unit.lane / 4;
-    const int t = unit.lane % 4;
     Weights weights;
-    weights.load(group, t, g % 4);
+    weights.load(group + view.lines, group + view.high);
     Scales scales;
-    if constexpr (!kDense) scales.load(group + ops::quant_bytes(kFormat.bits), g % 4);
+    if constexpr (!kDense) scales.load(group + view.scales);
     const uint8_t* tokens[kTiles];
     EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * kTileTokens + g;
-      tokens[tile] = token < count ? of_tokens + token * Tokens::kBytes : zeros;
-    }
+    for (int tile = 0; tile < kTiles; ++tile) tokens[tile] = of_tokens + view.tokens[tile];
     EFFINFER_UNROLL
     for (int block = 0; block < kSteps / kBlockSteps; ++block) {
       float scale[4];
@@ -210,31 +232,21 @@ struct StreamProduct {
         for (int row = 0; row < 4; ++row) {
           scale[row] = scales.scale(unit, factors, block, row);
           if constexpr (kFormat.has_min) {
-            minimum[row] = fmaf(scale[row], static_cast<float>(-quant_offset(kFormat)),
-                                scales.minimum(unit, factors, block, row));
+            minimum[row] = scales.minimum(unit, factors, block, row);
           }
         }
       }
-      multiply_block(unit, weights, block, scale, minimum, tokens, sums);
+      multiply_block(unit, weights, block, scale, minimum, tokens, view.each, sums);
     }
-  }
-
-  // The B fragment of a step: four k of the lane's token of a tile.
-  EFFINFER_DEVICE static void fragment(const uint8_t* token, int step, int g, int t,
-                                       uint32_t (&b)[2]) {
-    const uint8_t* from = token + (step ^ Tokens::turn(g)) * 32 + t * 8;
-    memcpy(b, __builtin_assume_aligned(from, 8), 8);
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply_block(Unit& unit, const Weights& weights, int block,
                                              const float (&scale)[4], const float (&minimum)[4],
                                              const uint8_t* const (&tokens)[kTiles],
-                                             StreamSums<kTiles>& sums) {
+                                             const uint32_t (&each)[4], StreamSums<kTiles>& sums) {
     constexpr int kParts = Weights::kParts;  // fragments of a weight
     constexpr int kOffset = kDense ? 0 : quant_offset(kFormat);
-    constexpr bool kStartsBelow = kOffset != 0 && !kFormat.has_min;
-    const int g = unit.lane / 4;
     const int t = unit.lane % 4;
     uint32_t a[kBlockSteps][2][kParts][4];
     EFFINFER_UNROLL
@@ -251,14 +263,14 @@ struct StreamProduct {
       uint32_t b[kBlockSteps][2];
       EFFINFER_UNROLL
       for (int s = 0; s < kBlockSteps; ++s) {
-        fragment(tokens[tile], block * kBlockSteps + s, g, t, b[s]);
+        const uint8_t* from = tokens[tile] + (block * kBlockSteps + s) * 32;
+        memcpy(b[s], __builtin_assume_aligned(from, 8), 8);
       }
       float activations[4];
       if constexpr (kOffset != 0) {
-        constexpr uint32_t kEach = bf16_pair(kFormat.has_min ? 1 : -kOffset);
         EFFINFER_UNROLL
         for (int s = 0; s < kBlockSteps; ++s) {
-          add_product(unit, s == 0, activations, {kEach, kEach, kEach, kEach}, b[s]);
+          add_product(unit, s == 0, activations, each, b[s]);
         }
       }
       EFFINFER_UNROLL
@@ -268,7 +280,7 @@ struct StreamProduct {
         for (int s = 0; s < kBlockSteps; ++s) {
           EFFINFER_UNROLL
           for (int part = 0; part < kParts; ++part) {
-            if (kStartsBelow && s == 0) {
+            if (kOffset != 0 && s == 0) {
               unit.mma_onto(products, a[s][pair][part], b[s], activations);
             } else {
               add_product(unit, s + part == 0, products, a[s][pair][part], b[s]);

@@ -59,10 +59,11 @@ struct StreamPair {
     const StreamMemory memory = {own, shared.tokens(p.stream, kStreamWarps, unit.warp), {0, 1, 0}};
     StreamSums<kTiles> sums = {};
     FeedState state;
-    init_feed(unit, p.stream, own);
+    if (unit.has_bulk_copies()) init_barriers(unit, own, p.stream.feed.places);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
       StreamProduct<kFormat, kTiles>::run(unit, p.stream, groups, p.header_bytes[half],
-                                          {p.stream.x + first_token * p.stream.x_row_bytes, count},
+                                          {p.stream.x + first_token * p.stream.x_row_bytes,
+                                           p.stream.x_row_bytes, count},
                                           first, last, memory, state, sums);
     });
     unit.sync_warp();

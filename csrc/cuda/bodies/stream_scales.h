@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "cuda/bodies/dequant.h"
 #include "cuda/bodies/weight_scales.h"
 #include "cuda/unit.h"
 #include "ops/packed_weight.h"
@@ -47,7 +48,7 @@ struct HeaderFactors {
         scale[row] = half_of(unit, header.scales, row);
         less[row] = -scale[row] * (0x1p15f + 128.0f);
         if constexpr (Row::kHasMin) {
-          minimum[row] = -half_of(unit, header.minima, row);
+          minimum[row] = half_of(unit, header.minima, row) / quant_offset(kFormat);
           minimum_less[row] = -minimum[row] * 0x1p15f;
         }
       }
@@ -68,12 +69,17 @@ struct StreamScales {
   Numbers scales;
   Numbers minima;
 
-  // `first` are the scales of row 0 in the first block, `quad` a fourth of the rows.
-  EFFINFER_DEVICE void load(const uint8_t* first, int quad) {
-    load(first, quad, scales);
+  // Where those of the lane's fourth of the rows lie in a group.
+  EFFINFER_DEVICE static int at(int quad) {
+    return static_cast<int>(ops::quant_bytes(kFormat.bits)) + quad * (kSuper ? 4 : 8);
+  }
+
+  // From the lane's first one on.
+  EFFINFER_DEVICE void load(const uint8_t* first) {
+    load(first, scales);
     if constexpr (kFormat.has_min) {
       constexpr int64_t kMinima = ops::min_offset(kFormat) - ops::quant_bytes(kFormat.bits);
-      load(first + kMinima, quad, minima);
+      load(first + kMinima, minima);
     }
   }
 
@@ -88,6 +94,7 @@ struct StreamScales {
     }
   }
 
+  // What a minimum is to activations times -quant_offset(), which is a power of two.
   template <class Unit>
   EFFINFER_DEVICE float minimum(Unit& unit, const HeaderFactors<kFormat>& header, int block,
                                 int row) const {
@@ -95,18 +102,18 @@ struct StreamScales {
       return fmaf(header.minimum[row], with_byte(unit, minima.bytes[block], row),
                   header.minimum_less[row]);
     } else {
-      return half_of(unit, minima.halves[block], row);
+      return half_of(unit, minima.halves[block], row) / -quant_offset(kFormat);
     }
   }
 
  private:
-  EFFINFER_DEVICE static void load(const uint8_t* first, int quad, Numbers& out) {
+  EFFINFER_DEVICE static void load(const uint8_t* first, Numbers& out) {
     EFFINFER_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       if constexpr (kSuper) {
-        out.bytes[block] = *reinterpret_cast<const uint32_t*>(first + block * 16 + quad * 4);
+        out.bytes[block] = *reinterpret_cast<const uint32_t*>(first + block * 16);
       } else {
-        out.halves[block] = *reinterpret_cast<const uint64_t*>(first + block * 32 + quad * 8);
+        out.halves[block] = *reinterpret_cast<const uint64_t*>(first + block * 32);
       }
     }
   }

@@ -1,6 +1,9 @@
-// How the activations of a place (stream_feed.h) come to the warps that share them.
+// How the activations of a place (stream_feed.h) come to the warps that share them: [token][k], as
+// they lie in memory, 32 bytes for each 16 k of the place's pieces. A row has 32 bytes more than
+// those, so that the 32 lanes' reads of 8 bytes, of 8 tokens each, meet all banks evenly.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "cuda/unit.h"
@@ -21,86 +24,119 @@ struct Team {
   int size;
   int id;  // of its barrier
 
+  EFFINFER_DEVICE bool is_one() const { return size == 1; }
+
   // All have read what is copied over from now on, and all copies that were waited for are there.
   template <class Unit>
   EFFINFER_DEVICE void sync(Unit& unit) const {
-    if (size > 1) {
-      unit.sync_some(id, size * kWarp);
-    } else {
+    if (is_one()) {
       unit.sync_warp();
+    } else {
+      unit.sync_some(id, size * kWarp);
     }
   }
 };
 
-// What a lane copies of the activations of tokens x[0 .. count), 16 bytes of a piece of a token at
-// a time, and what it multiplies: four k of a token in each step.
+// Activations of a block.
+struct StreamTokens {
+  const uint8_t* first;
+  int64_t row_bytes;
+  int count;
+};
+
+// Of the pieces of a format with `kSteps` steps of 16 k.
 template <int kSteps>
-class TokenCopies {
+struct TokenPlace {
+  static constexpr int kPieceBytes = kSteps * 32;  // of a token
+
+  EFFINFER_DEVICE static constexpr int row_bytes(const FeedShape& shape) {
+    return (kPieceBytes << shape.hold_bits) + 32;
+  }
+};
+
+// Bulk copies, a token each: lane i of a warp has token i * size + rank of its team's.
+template <int kSteps>
+class BulkTokens {
+  using Place = TokenPlace<kSteps>;
+
  public:
-  static constexpr int kBytes = kSteps * 32;  // of a token in a piece
-
-  // Of pieces from `first` on, of tokens that lie `piece_bytes` apart.
+  // Of pieces from `first` on.
   template <class Unit>
-  EFFINFER_DEVICE TokenCopies(const Unit& unit, const Team& team, const FeedShape& shape,
-                              const uint8_t* x, int64_t row_bytes, int count, int first,
-                              int piece_bytes)
-      : from_(x + first * kBytes + unit.lane % kQuads * 16),
-        row_bytes_(row_bytes),
-        piece_bytes_(piece_bytes),
-        hold_bits_(shape.hold_bits),
-        begin_(team.rank * kPairs + unit.lane / kQuads),
-        step_(team.size * kPairs),
-        end_(count << shape.hold_bits),
-        quad_(unit.lane % kQuads) {}
+  EFFINFER_DEVICE BulkTokens(const Unit& unit, const Team& team, const FeedShape& shape,
+                             const StreamTokens& x, int first) {
+    const int token = unit.lane * team.size + team.rank;
+    is_there_ = token < x.count;
+    from_ = x.first + token * x.row_bytes + first * Place::kPieceBytes;
+    to_ = token * Place::row_bytes(shape);
+  }
 
-  // Puts those of the next `pieces` on their way. Pairs of a token and a piece are divided among
-  // the lanes of the team.
+  // Puts those of the next `pieces` on their way.
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* tokens, int pieces) {
-    const int rounds_end = end_ + unit.lane / kQuads;  // as many rounds for all lanes
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, int pieces, Mbarrier& full) {
+    const int bytes = pieces * Place::kPieceBytes;
+    if (is_there_ && pieces > 0) unit.copy_bulk(place + to_, from_, bytes, full);
+    from_ += bytes;
+  }
+
+ private:
+  const uint8_t* from_;  // in the next place's k
+  int to_;
+  bool is_there_;
+};
+
+// Copies of 16 bytes, divided among the lanes of the team.
+template <int kSteps>
+class LaneTokens {
+  using Place = TokenPlace<kSteps>;
+
+ public:
+  template <class Unit>
+  EFFINFER_DEVICE LaneTokens(const Unit& unit, const Team& team, const FeedShape& shape,
+                             const StreamTokens& x, int first)
+      : x_row_bytes_(x.row_bytes), row_bytes_(Place::row_bytes(shape)), count_(x.count) {
+    constexpr int kQuadBits = std::bit_width(static_cast<unsigned>(Place::kPieceBytes / 16)) - 1;
+    const int bits = kQuadBits + shape.hold_bits;  // of a row's 16 bytes
+    at_ = (unit.lane & ((1 << bits) - 1)) * 16;
+    own_row_ = unit.lane >> bits;
+    first_ = (team.rank * kWarp >> bits) + own_row_;
+    step_ = team.size * kWarp >> bits;
+    from_ = x.first + first * Place::kPieceBytes + at_;
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, int pieces) {
+    const bool is_there = at_ < pieces * Place::kPieceBytes;
+    const int end = count_ + own_row_;  // as many rounds for all lanes
     EFFINFER_NO_UNROLL
-    for (int pair = begin_; pair < rounds_end; pair += step_) {
-      const int token = pair >> hold_bits_;
-      const int piece = pair & ((1 << hold_bits_) - 1);
-      unit.copy_async_if(pair < end_ && piece < pieces, tokens + place_of(token, piece),
-                         from_ + token * row_bytes_ + piece * kBytes);
+    for (int token = first_; token < end; token += step_) {
+      unit.copy_async_if(is_there && token < count_, place + token * row_bytes_ + at_,
+                         from_ + token * x_row_bytes_);
     }
-    from_ += pieces * kBytes;
+    from_ += pieces * Place::kPieceBytes;
   }
 
   // The same at once: a copy on its way is waited for with all that were before it.
   template <class Unit>
-  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* tokens, int pieces) {
-    EFFINFER_NO_UNROLL
-    for (int pair = begin_; pair < end_; pair += step_) {
-      const int token = pair >> hold_bits_;
-      const int piece = pair & ((1 << hold_bits_) - 1);
-      if (piece >= pieces) continue;
-      *reinterpret_cast<Quad*>(tokens + place_of(token, piece)) = unit.load_written(
-          reinterpret_cast<const Quad*>(from_ + token * row_bytes_ + piece * kBytes));
+  EFFINFER_DEVICE void fetch_now(Unit& unit, uint8_t* place, int pieces) {
+    if (at_ < pieces * Place::kPieceBytes) {
+      EFFINFER_NO_UNROLL
+      for (int token = first_; token < count_; token += step_) {
+        *reinterpret_cast<Quad*>(place + token * row_bytes_ + at_) =
+            unit.load_written(reinterpret_cast<const Quad*>(from_ + token * x_row_bytes_));
+      }
     }
-    from_ += pieces * kBytes;
+    from_ += pieces * Place::kPieceBytes;
   }
-
-  // How the steps of a token are moved about.
-  EFFINFER_DEVICE static int turn(int token) { return kSteps == 4 ? token % 4 : token / 2 % 2; }
 
  private:
-  static constexpr int kQuads = kBytes / 16;
-  static constexpr int kPairs = kWarp / kQuads;  // of a warp's round
-
-  EFFINFER_DEVICE int place_of(int token, int piece) const {
-    return piece * piece_bytes_ + token * kBytes + (quad_ / 2 ^ turn(token)) * 32 + quad_ % 2 * 16;
-  }
-
-  const uint8_t* from_;  // in the next place's k of the first token
-  int64_t row_bytes_;
-  int piece_bytes_;
-  int hold_bits_;
-  int begin_;
+  const uint8_t* from_;  // the lane's 16 bytes in the next place's k of the first token
+  int64_t x_row_bytes_;
+  int row_bytes_;
+  int count_;
+  int at_;  // of the lane's 16 bytes in a row
+  int own_row_;
+  int first_;
   int step_;
-  int end_;
-  int quad_;
 };
 
 }  // namespace effinfer::cuda
