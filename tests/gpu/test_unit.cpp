@@ -363,7 +363,7 @@ struct Numbers {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
     const uint32_t* in = p.in + unit.lane * 3;
-    uint32_t* out = p.out + unit.lane * 11;
+    uint32_t* out = p.out + unit.lane * 12;
     const float a = float_of(in[0]);
     const float b = float_of(in[1]);
     out[0] = unit.bf16x2(a, b);
@@ -377,6 +377,7 @@ struct Numbers {
     out[8] = unit.fma_f16x2(out[1], 0x5c004200u, 0xbc00u);
     out[9] = static_cast<uint32_t>(unit.popcount(in[0]));
     out[10] = static_cast<uint32_t>(unit.lowest_bit(in[0]));
+    out[11] = unit.rotate(in[0], unit.kept(unit.lane) - 16);
   }
 };
 
@@ -387,7 +388,7 @@ bool is_close(float got, double expected) {
   return std::abs(got - expected) <= 4 * 0x1p-23 * std::abs(expected);
 }
 
-TEST("conversions, mul, fma_bf16x2, fma_f16x2, permute, exp2, reciprocal, popcount, lowest_bit") {
+TEST("conversions, mul, fma, permute, exp2, reciprocal, popcount, lowest_bit, rotate") {
   std::vector<float> numbers = {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, -2.0f, 0x1p-133f, 3.4e38f, 65519.9f,
                                 65520.0f,    0x1p-25f,        0.1f,  -0.0f,     1e-6f,   7.0f};
   std::mt19937 random(5);
@@ -399,11 +400,11 @@ TEST("conversions, mul, fma_bf16x2, fma_f16x2, permute, exp2, reciprocal, popcou
     in.push_back(bits_of(numbers[lane * 2 + 1]));
     in.push_back(static_cast<uint32_t>(random()) & 0x7bff);  // finite as float16
   }
-  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 11);
+  const auto out = words_of<WordKernel<Numbers>>(in, 32 * 12);
   for (size_t lane = 0; lane < 32; ++lane) {
     const float a = numbers[lane * 2];
     const float b = numbers[lane * 2 + 1];
-    const uint32_t* got = out.data() + lane * 11;
+    const uint32_t* got = out.data() + lane * 12;
     CHECK_EQ(got[0], uint32_t{f32_to_bf16(a)} | uint32_t{f32_to_bf16(b)} << 16);
     CHECK_EQ(got[1], uint32_t{f32_to_f16(a)} | uint32_t{f32_to_f16(b)} << 16);
     CHECK_EQ(got[2], bits_of(f16_to_f32(static_cast<uint16_t>(in[lane * 3 + 2]))));
@@ -425,6 +426,7 @@ TEST("conversions, mul, fma_bf16x2, fma_f16x2, permute, exp2, reciprocal, popcou
     }
     CHECK_EQ(got[9], static_cast<uint32_t>(std::popcount(in[lane * 3])));
     CHECK_EQ(got[10], static_cast<uint32_t>(std::countr_zero(in[lane * 3])));
+    CHECK_EQ(got[11], std::rotl(in[lane * 3], static_cast<int>(lane) - 16));
     CHECK(is_close(float_of(got[6]), std::exp2(double{a})));
     // Subnormal numbers and zeros alike are 0.
     CHECK(is_close(float_of(got[7]), 1.0 / (std::abs(a) < 0x1p-126f ? std::copysign(0.0, a) : a)));

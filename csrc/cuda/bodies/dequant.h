@@ -93,7 +93,8 @@ struct Quants<ops::QuantBits::u6> {
   }
   template <class Unit>
   EFFINFER_DEVICE uint32_t bytes(Unit& unit, int step, int row, int t) const {
-    return low.bytes(unit, step, row, t) | (unit.rotate(high[step].words[row], 4 - 2 * t) & 0x30303030u);
+    return low.bytes(unit, step, row, t) |
+           (unit.rotate(high[step].words[row], 4 - 2 * t) & 0x30303030u);
   }
 };
 

@@ -25,23 +25,13 @@
 #include "cuda/bodies/prefill_result.h"
 #include "cuda/bodies/prefill_ring.h"
 #include "cuda/bodies/prefill_rows.h"
+#include "cuda/bodies/prefill_shared.h"
 #include "cuda/bodies/seen_words.h"
 #include "cuda/bodies/softmax.h"
 #include "cuda/unit.h"
 #include "ops/attention.h"
 
 namespace effinfer::cuda {
-
-template <DType kType, int kColumns, int kWarps, int kDepth, int kHeld>
-struct PrefillShared {
-  typename PrefillRing<kType, kColumns, kWarps, kDepth>::Shared ring;
-  Quad queries[kWarps][2 * kColumns][kWarp];
-  typename PrefillResult<kColumns, kWarps, kHeld>::Shared result;
-  ItemUnits units;
-  Visibility visible;
-  TileRow rows[kWarps * kTileRows];
-  int32_t is_last;
-};
 
 template <class Unit, DType kType, int kColumns, int kWarps, int kDepth, int kHeld>
 class PrefillTileRun {

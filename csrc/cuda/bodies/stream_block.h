@@ -80,9 +80,9 @@ struct StreamMatmul {
     const int warp = unit.shfl(unit.warp, 0);  // which the compiler then knows to be all lanes'
     if (unit.has_bulk_copies()) {
       init_barriers(unit, shared.warp(p, warp), p.feed.places);
-      // Those of the block's first unit are first in their teams.
+      // Those of the block's first unit are first in their teams, if there are any.
       const int teams = part.slice_bits == 0 ? 1 : (1 << part.slice_bits) / kRounds;
-      if (warp < teams) {
+      if (warp < teams && units_of(p, part) > 1) {
         init_barriers(unit, shared.tokens(p, p.slots / kRounds, warp), p.feed.places);
       }
     }
@@ -145,8 +145,8 @@ struct StreamMatmul {
                                  shared.tokens(p, p.slots / kRounds, slice / kRounds),
                                  team_of(p, place, mine, slice)};
     Product::run(unit, p, groups, p.header_bytes,
-                 {p.x + place.first_token * p.x_row_bytes, p.x_row_bytes, place.num_tokens}, first, last, memory,
-                 state, sums);
+                 {p.x + place.first_token * p.x_row_bytes, p.x_row_bytes, place.num_tokens}, first,
+                 last, memory, state, sums);
     memory.team.sync(unit);  // all have read their last place
     store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));
   }

@@ -10,7 +10,9 @@
 // and of the block's warps with the same slice of k, which are a *team*:
 //
 //   barriers   as those of a warp, of a team of several
-//   tokens     [place] the activations of as many tokens as the block has (stream_tokens.h)
+//   tokens     [place][token][k] the activations of as many tokens as the block has, as they lie in
+//              memory. A row has 32 bytes more than the place's k, so that the 32 lanes' reads of 8
+//              bytes, of 8 tokens each, meet all banks evenly
 //
 // Who copies: on Hopper a lane asks for what a place has of a row group or of a token with one
 // copy, and nobody spends instructions on more addresses. Elsewhere lanes copy 16 bytes each, in
@@ -20,7 +22,6 @@
 
 #include <cstdint>
 
-#include "cuda/bodies/stream_tokens.h"
 #include "cuda/unit.h"
 #include "ops/packed_weight.h"
 
@@ -28,6 +29,50 @@ namespace effinfer::cuda {
 
 inline constexpr int kTileTokens = 8;  // columns of a product
 inline constexpr int kMostPlaces = 5;
+
+// What is on its way at a time: `places`, of which one is multiplied, of 2^hold_bits pieces each.
+struct FeedShape {
+  int32_t places = 0;
+  int32_t hold_bits = 0;
+
+  EFFINFER_DEVICE constexpr int hold() const { return 1 << hold_bits; }
+};
+
+// The warps of a block that multiply the same k with tokens that they share.
+struct Team {
+  int rank;
+  int size;
+  int id;  // of its barrier
+
+  EFFINFER_DEVICE bool is_one() const { return size == 1; }
+
+  // All have read what is copied over from now on, and all copies that were waited for are there.
+  template <class Unit>
+  EFFINFER_DEVICE void sync(Unit& unit) const {
+    if (is_one()) {
+      unit.sync_warp();
+    } else {
+      unit.sync_some(id, size * kWarp);
+    }
+  }
+};
+
+// Activations of a block.
+struct StreamTokens {
+  const uint8_t* first;
+  int64_t row_bytes;
+  int count;
+};
+
+// Of the pieces of a format with `kSteps` steps of 16 k.
+template <int kSteps>
+struct TokenPlace {
+  static constexpr int kPieceBytes = kSteps * 32;  // of a token
+
+  EFFINFER_DEVICE static constexpr int row_bytes(const FeedShape& shape) {
+    return (kPieceBytes << shape.hold_bits) + 32;
+  }
+};
 
 // Of pieces of a format.
 struct PieceLayout {
@@ -96,19 +141,6 @@ struct FeedSource {
   EFFINFER_DEVICE PieceCut cut() const { return {first, last, shape.hold()}; }
 };
 
-// Of bulk copies, once before all feeds of a warp or of a team.
-template <class Unit>
-EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory, int places) {
-  if (unit.lane == 0) {
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < places; ++i) {
-      unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[i], 1);
-    }
-  }
-  unit.fence_async();
-  unit.sync_warp();
-}
-
 // What feeds have in common: what lies where. All of it is kept in registers: the compiler would
 // otherwise compute it from the launch's parameters for each place.
 template <ops::PackedFormat kFormat>
@@ -148,184 +180,6 @@ class Feed {
   const int half_bytes_;
   const int token_place_;
   const int places_;
-};
-
-// Bulk copies of whole places. The two lanes that have copied a place's weights tell the warp's
-// barrier, those that have copied its tokens the team's, which for one warp is the same.
-template <ops::PackedFormat kFormat>
-class BulkFeed : public Feed<kFormat> {
-  using Base = Feed<kFormat>;
-  using Base::advance;
-
- public:
-  using Tokens = BulkTokens<Base::kPiece.steps>;
-  static constexpr int kTogether = 2;  // pieces that are multiplied as one, where that pays
-
-  template <class Unit>
-  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source, FeedState& state)
-      : Base(unit, source),
-        state_(state),
-        team_(source.team),
-        full_(reinterpret_cast<Mbarrier*>(this->memory_)),
-        tokens_full_(reinterpret_cast<Mbarrier*>(team_.is_one() ? this->memory_
-                                                                : this->team_memory_)),
-        asked_(source.cut()),
-        to_(state.place) {
-    const int of_tokens = source.num_tokens * kTokenBytes;
-    expected_ = unit.kept(2 * Base::kGroupBytes + (team_.is_one() ? of_tokens : 0));
-    expected_tokens_ = unit.kept(team_.is_one() || team_.rank > 0 ? 0 : of_tokens);
-    const uint8_t* const group = unit.lane == 0 ? source.groups[0] : source.groups[1];
-    from_ = group + int64_t{source.first} * Base::kGroupBytes;
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_ - 1; ++i) {
-      fetch_weights(unit);
-      advance(to_);
-    }
-  }
-
-  // After wait_for_inputs().
-  template <class Unit>
-  EFFINFER_DEVICE void start_tokens(Unit& unit, const FeedSource& source, Tokens& tokens) {
-    team_.sync(unit);  // its barriers are there
-    PieceCut cut = source.cut();
-    int to = state_.place;
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_ - 1; ++i) {
-      fetch_tokens(unit, tokens, to, cut.take());
-      advance(to);
-    }
-  }
-
-  // Waits for the next place and asks for another one.
-  template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
-    const int place = state_.place;
-    team_.sync(unit);  // all have read what the next copies replace
-    const int pieces = fetch_weights(unit);
-    fetch_tokens(unit, tokens, to_, pieces);
-    advance(to_);
-    this->weights = this->weights_in(place, 0);
-    this->of_tokens = this->tokens_in(place);
-    unit.barrier_wait(full_[place], state_.parity);
-    if (!team_.is_one()) unit.barrier_wait(tokens_full_[place], state_.parity);
-    advance(state_.place);
-    if (state_.place == 0) state_.parity ^= 1;
-  }
-
- private:
-  static constexpr int kTokenBytes = TokenPlace<Base::kPiece.steps>::kPieceBytes;
-
-  // Returns how many pieces are on their way to place `to_`, which may be none.
-  template <class Unit>
-  EFFINFER_DEVICE int fetch_weights(Unit& unit) {
-    const int pieces = asked_.take();
-    const int bytes = pieces * Base::kGroupBytes;
-    if (unit.lane < 2 && pieces > 0) {
-      if (unit.lane == 0) unit.barrier_arrive_expect(full_[to_], pieces * expected_);
-      unit.copy_bulk(this->weights_in(to_, unit.lane), from_, bytes, full_[to_]);
-    }
-    from_ += bytes;
-    return pieces;
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void fetch_tokens(Unit& unit, Tokens& tokens, int to, int pieces) {
-    if (unit.lane == 0 && pieces * expected_tokens_ > 0) {
-      unit.barrier_arrive_expect(tokens_full_[to], pieces * expected_tokens_);
-    }
-    tokens.fetch(unit, this->tokens_in(to), pieces, tokens_full_[to]);
-  }
-
-  FeedState& state_;
-  const Team& team_;
-  Mbarrier* const full_;
-  Mbarrier* const tokens_full_;
-  PieceCut asked_;
-  int to_;               // place of the next copies
-  int expected_;         // by the warp's barrier, in bytes for each piece
-  int expected_tokens_;  // by the team's
-  const uint8_t* from_;  // of the first two lanes, which have a group each
-};
-
-// The oldest of `ahead` groups of copies under way is there. Instructions take a constant.
-template <class Unit>
-EFFINFER_DEVICE void wait_for_oldest(Unit& unit, int ahead) {
-  static_assert(kMostPlaces == 5);
-  if (ahead == 4) {
-    unit.template wait<3>();
-  } else if (ahead == 3) {
-    unit.template wait<2>();
-  } else if (ahead == 2) {
-    unit.template wait<1>();
-  } else {
-    unit.template wait<0>();
-  }
-}
-
-// Copies of 16 bytes by all lanes, tokens and weights of a place in one group.
-template <ops::PackedFormat kFormat>
-class LaneFeed : public Feed<kFormat> {
-  using Base = Feed<kFormat>;
-  using Base::advance;
-
- public:
-  using Tokens = LaneTokens<Base::kPiece.steps>;
-  static constexpr int kTogether = 1;
-
-  template <class Unit>
-  EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source, FeedState&)
-      : Base(unit, source), team_(source.team), asked_(source.cut()) {
-    const uint8_t* group = unit.lane < kWarp / 2 ? source.groups[0] : source.groups[1];
-    from_ = group + int64_t{source.first} * Base::kGroupBytes + unit.lane % 16 * 16;
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_ - 1; ++i) {
-      fetch(unit);
-      unit.commit();
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void start_tokens(Unit& unit, const FeedSource& source, Tokens& tokens) {
-    PieceCut cut = source.cut();
-    EFFINFER_NO_UNROLL
-    for (int place = 0; place < this->places_ - 1; ++place) {
-      tokens.fetch_now(unit, this->tokens_in(place), cut.take());
-    }
-  }
-
-  template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
-    this->weights = this->weights_in(place_, 0);
-    this->of_tokens = this->tokens_in(place_);
-    wait_for_oldest(unit, this->places_ - 1);
-    team_.sync(unit);  // for all lanes, and all have read what the next copies replace
-    uint8_t* const to = this->tokens_in(to_);
-    tokens.fetch(unit, to, fetch(unit));
-    unit.commit();
-    advance(place_);
-  }
-
- private:
-  // Half of the lanes have a group. Returns how many pieces are on their way.
-  template <class Unit>
-  EFFINFER_DEVICE int fetch(Unit& unit) {
-    const int pieces = asked_.take();
-    uint8_t* to = this->weights_in(to_, unit.lane / 16) + unit.lane % 16 * 16;
-    const int bytes = pieces * Base::kGroupBytes;
-    EFFINFER_NO_UNROLL
-    for (int at = 0; at < bytes; at += 256) {
-      unit.copy_async_if(at + unit.lane % 16 * 16 < bytes, to + at, from_ + at);
-    }
-    from_ += bytes;
-    advance(to_);
-    return pieces;
-  }
-
-  const Team& team_;
-  const uint8_t* from_;
-  PieceCut asked_;
-  int to_ = 0;
-  int place_ = 0;
 };
 
 }  // namespace effinfer::cuda

@@ -22,64 +22,13 @@
 #include <type_traits>
 
 #include "cuda/bodies/dequant.h"
-#include "cuda/bodies/matmul_epilogue.h"
-#include "cuda/bodies/row_groups.h"
-#include "cuda/bodies/stream_feed.h"
+#include "cuda/bodies/stream_bulk_feed.h"
+#include "cuda/bodies/stream_lane_feed.h"
+#include "cuda/bodies/stream_params.h"
 #include "cuda/bodies/stream_scales.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
-
-inline constexpr int kStreamWarps = 8;
-inline constexpr int kStreamRows = 32;
-inline constexpr int kMostSliceBits = 4;
-inline constexpr int kMostSlots = 1 << kMostSliceBits;
-inline constexpr int kLeastSlots = 4;
-
-struct StreamPart {
-  MatmulWeight weight;
-  int32_t units = 0;
-  int32_t slice_bits = 0;  // log2 of the slices of k
-  int32_t blocks = 0;      // that share the units
-};
-
-// Weights of one format, times all tokens. With GLU the second part is the linear one.
-struct StreamParams {
-  const uint8_t* x = nullptr;
-  int64_t x_row_bytes = 0;
-  int32_t tokens = 0;
-  int32_t superblocks = 0;
-  int32_t token_blocks = 0;
-  int32_t block_tokens = 0;  // at most, of one of them
-  FeedShape feed;            // of a warp
-  int32_t warp_bytes = 0;    // of shared memory
-  int32_t token_bytes = 0;   // of a slice's tokens, behind all warps'
-  int32_t slots = 0;         // of a block: a power of two
-  ops::UnaryOp glu = ops::UnaryOp::none;
-  int64_t header_bytes = 0;      // of a group
-  int64_t header_row_bytes = 0;  // of the scales in it
-  StreamPart parts[ops::kMaxMatmulParts];
-  OperandOut operand;
-};
-
-// log2 of the slices of k of a unit. Warps that an H100 holds at a time, 16 a multiprocessor, read
-// a superblock each in about the time in which its memory delivers them, and take some more to
-// begin and to end: the number of slices for which that is the least.
-constexpr int stream_slice_bits(int64_t units, int64_t superblocks) {
-  constexpr int64_t kWarps = 132 * 16;
-  constexpr int64_t kAround = 3;  // superblocks' time
-  int best = 0;
-  int64_t least = INT64_MAX;
-  for (int bits = 0; bits <= kMostSliceBits && superblocks >> bits != 0; ++bits) {
-    const int64_t rounds = ((units << bits) + kWarps - 1) / kWarps;
-    const int64_t sixteenths = superblocks << kMostSliceBits >> bits;
-    const int64_t time = rounds * (sixteenths + (kAround << kMostSliceBits));
-    if (time >= least) continue;
-    best = bits;
-    least = time;
-  }
-  return best;
-}
 
 // The sums of a warp: C fragments of a pair of rows (dequant.h) and a tile of tokens. Element i is
 // token 2 t + i % 2 of the tile and row 2 pair + i / 2 of the lane.
@@ -195,7 +144,8 @@ struct StreamProduct {
       const int row = token < count ? token : count - 1;
       view.tokens[tile] = unit.kept(row * Tokens::row_bytes(shape) + t * 8);
     }
-    // By shuffles, so that the compiler does not know them: constants it would make for each product.
+    // By shuffles, so that the compiler does not know them: constants it would make for each
+    // product.
     const uint32_t own = unit.lane < 4 ? kEach : 0;
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) view.each[i] = unit.shfl(own, i);

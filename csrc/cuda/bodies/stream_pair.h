@@ -61,10 +61,10 @@ struct StreamPair {
     FeedState state;
     if (unit.has_bulk_copies()) init_barriers(unit, own, p.stream.feed.places);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTiles>::run(unit, p.stream, groups, p.header_bytes[half],
-                                          {p.stream.x + first_token * p.stream.x_row_bytes,
-                                           p.stream.x_row_bytes, count},
-                                          first, last, memory, state, sums);
+      StreamProduct<kFormat, kTiles>::run(
+          unit, p.stream, groups, p.header_bytes[half],
+          {p.stream.x + first_token * p.stream.x_row_bytes, p.stream.x_row_bytes, count}, first,
+          last, memory, state, sums);
     });
     unit.sync_warp();
     store_sums(unit, sums, count, sums_in(own));

@@ -20,6 +20,7 @@
 #include "cuda/bodies/matmul_epilogue.h"
 #include "cuda/bodies/ternary_copies.h"
 #include "cuda/bodies/ternary_digits.h"
+#include "cuda/bodies/ternary_place.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
@@ -52,8 +53,8 @@ struct TernaryMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
-    const Place place = find(unit, p);
-    const uint8_t* const group = group_of(p, place, unit.lane / 16);
+    const TernaryPlace place = ternary_place(unit, p);
+    const uint8_t* const group = ternary_group(p, place, unit.lane / 16);
     TernaryCopies<kBits> copies(unit, p, group, place.first_token, place.num_tokens);
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
@@ -111,12 +112,6 @@ struct TernaryMatmul {
   }
 
  private:
-  struct Place {
-    const MatmulWeight* part;
-    int unit;
-    int first_token;
-    int num_tokens;
-  };
   // Of a lane's group: whether rows have one scale, and that of its row.
   struct Header {
     int32_t uniform;
@@ -134,30 +129,6 @@ struct TernaryMatmul {
     float scaled;
   };
 
-  EFFINFER_DEVICE static int units_of(const MatmulWeight& part) { return (part.groups + 1) / 2; }
-
-  template <class Unit>
-  EFFINFER_DEVICE static Place find(const Unit& unit, const Params& p) {
-    // Divisions take as long as some loads.
-    const bool divides = p.token_blocks > 1;
-    const int first = divides ? unit.block % p.token_blocks * p.block_tokens : 0;
-    int index = divides ? unit.block / p.token_blocks : unit.block;
-    const MatmulWeight* part = p.parts;
-    if (p.glu == ops::UnaryOp::none) {
-      while (index >= units_of(*part)) index -= units_of(*part++);
-    }
-    return {part, index, first,
-            p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
-  }
-
-  // Half `half` of a unit: the second group of its part, or with GLU the group of the second part.
-  EFFINFER_DEVICE static const uint8_t* group_of(const Params& p, const Place& place, int half) {
-    const bool gated = p.glu != ops::UnaryOp::none;
-    const MatmulWeight& weight = gated ? p.parts[half] : *place.part;
-    const int wanted = gated ? place.unit : 2 * place.unit + half;
-    const int index = wanted < weight.groups ? wanted : weight.groups - 1;
-    return weight.data + index * weight.group_bytes;
-  }
   // Not unit.load() for what is needed first: the compiler would move it behind the wait for
   // inputs.
   template <class Unit>
@@ -170,14 +141,14 @@ struct TernaryMatmul {
     return {uniform, unit.load(reinterpret_cast<const float*>(group) + unit.lane % 16)};
   }
   template <class Unit>
-  EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const Place& place) {
+  EFFINFER_DEVICE static Tails read_tails(Unit& unit, const Params& p, const TernaryPlace& place) {
     Tails tails = {};
     EFFINFER_UNROLL
     for (int i = 0; i < kOwnTokens; ++i) {
       const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
       const Quad tail =
-          unit.load_written(reinterpret_cast<const Quad*>(token_tail(p, place, token)));
+          unit.load_written(reinterpret_cast<const Quad*>(ternary_tail(p, place, token)));
       tails.scale[i] = float_of(tail.words[0]);
       tails.ones[i] = static_cast<int32_t>(tail.words[1]);
     }
@@ -262,8 +233,9 @@ struct TernaryMatmul {
 
   // A thread has row thread % 32 of tokens thread / 32 + kWarps i.
   template <class Unit>
-  EFFINFER_DEVICE static void add_warps(const Unit& unit, const Params& p, const Place& place,
-                                        Shared& shared, Result (&results)[kOwnTokens]) {
+  EFFINFER_DEVICE static void add_warps(const Unit& unit, const Params& p,
+                                        const TernaryPlace& place, Shared& shared,
+                                        Result (&results)[kOwnTokens]) {
     EFFINFER_UNROLL
     for (int i = 0; i < kOwnTokens; ++i) {
       const int token = i * kWarps + unit.warp;
@@ -275,7 +247,7 @@ struct TernaryMatmul {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const Place& place,
+  EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const TernaryPlace& place,
                                          const uint8_t* group, int first_block, int at,
                                          Shared& shared, Result (&results)[kOwnTokens]) {
     const uint8_t* scales = group + p.tail_offset;
@@ -289,21 +261,15 @@ struct TernaryMatmul {
         const int token = j * kWarps + unit.warp;
         if (token >= place.num_tokens) continue;
         const int32_t digits = sums_at(p, shared, i, at)[token][unit.lane];
-        const int32_t ones = unit.load(token_tail(p, place, token) + 2 + block);
+        const int32_t ones = unit.load(ternary_tail(p, place, token) + 2 + block);
         results[j].digits += digits;
         results[j].scaled = fmaf(static_cast<float>(digits - ones), d, results[j].scaled);
       }
     }
   }
 
-  // What follows the bytes of a token: its scale, the sum of its values, that of each block.
-  EFFINFER_DEVICE static const int32_t* token_tail(const Params& p, const Place& place, int token) {
-    return reinterpret_cast<const int32_t*>(p.x + (place.first_token + token) * p.x_row_bytes +
-                                            p.padded);
-  }
-
   template <class Unit>
-  EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const Place& place,
+  EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const TernaryPlace& place,
                                      const Header& header, const Tails& tails,
                                      const Result (&results)[kOwnTokens]) {
     const bool gated = p.glu != ops::UnaryOp::none;
@@ -323,7 +289,7 @@ struct TernaryMatmul {
       finish_output(unit, *place.part, p.parts[1], p.glu, p.operand, place.first_token + token, row,
                     value, second);
     }
-    const int units = gated ? place.part->groups : units_of(*place.part);
+    const int units = gated ? place.part->groups : ternary_units(*place.part);
     if (place.unit + 1 == units) {
       pad_operand(unit, p.operand, place.part->rows, place.first_token,
                   place.first_token + place.num_tokens, unit.thread, kThreads);
