@@ -33,6 +33,7 @@ KERNELS = ROOT / "csrc" / "cuda"
 REGISTERS, THREADS, BLOCKS, PARTITIONS, WARP = 65536, 2048, 32, 4, 32
 SHARED_KIB = {"sm_80": 164, "sm_86": 100, "sm_87": 164, "sm_89": 100, "sm_90": 228}
 SHARED_KIB |= {"sm_100": 228, "sm_103": 228, "sm_120": 100, "sm_121": 100}
+HOPPER = "sm_90a"
 SHARED_OF_A_BLOCK = 1024  # that the system takes beside a block's own
 
 
@@ -233,7 +234,7 @@ def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
     if kernel.opcodes is not None:
         problems += [
             f"no {opcode} in its code"
-            for opcode in budget.opcodes
+            for opcode in (budget.hopper if kernel.arch == HOPPER else None) or budget.opcodes
             if not has_opcode(kernel.opcodes, opcode)
         ]
     return [f"{kernel.name} ({kernel.arch}): {problem}" for problem in problems]

@@ -18,6 +18,8 @@ LABEL = re.compile(r"([$\w]+):$")
 GUARD = re.compile(r"@!?(%[a-z]+\d+)\s+")
 TARGET = re.compile(r"bra(?:\.uni)?\s+([$\w]+)")
 SPACES = re.compile(r"\s+")
+# nvcc opens and closes scopes for a `%tmp` at the first and the last of their statements.
+SCOPE_IN_LINE = re.compile(r"(?<=^\{)\s+(?=\.reg)|(?<=;)\s+(?=\}$)")
 # They write their first operand and do not read it. Of any other instruction that operand counts as
 # read, too, which keeps a name for longer than need be, and is never wrong.
 WRITERS = frozenset(
@@ -84,11 +86,11 @@ def split_statements(lines: list[str]) -> list[str]:
     statements = []
     part = ""
     for line in lines:
-        line = line.split("//")[0].strip()
-        part = f"{part} {line}".strip()
-        if part.endswith((";", ":")) or part in ("{", "}"):
-            statements.append(SPACES.sub(" ", part))
-            part = ""
+        for piece in SCOPE_IN_LINE.split(line.split("//")[0].strip()):
+            part = f"{part} {piece}".strip()
+            if part.endswith((";", ":")) or part in ("{", "}"):
+                statements.append(SPACES.sub(" ", part))
+                part = ""
     if part:
         raise ValueError(f"expected a statement's end, got {part!r}")
     return statements

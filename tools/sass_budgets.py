@@ -17,6 +17,7 @@ class Budget:
     blocks: int  # at least, that a multiprocessor holds at once
     shared: int = 1  # bytes at most; a block without shared memory has one
     opcodes: tuple[str, ...] = ()  # each must occur, with at least these modifiers
+    hopper: tuple[str, ...] = ()  # in place of these, where sm_90a has another way
     arch: str = "*"  # those that it is for, as an fnmatch pattern; for others it is empty
 
 
@@ -33,6 +34,7 @@ NOT_HOPPER = "sm_[!9]*"
 
 # Weights and activations without a detour through registers, products on the tensor cores.
 STREAM = ("LDGSTS.128", "HMMA")
+BULK_STREAM = ("UBLKCP", "SYNCS", "HMMA")
 # Keys and values come as copies of 16 bytes; what weighs keys as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
@@ -50,18 +52,18 @@ ROWS = ("LDG.E.128", "STG.E.128")
 BUDGETS = (
     # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, most
     # warps, rounds. Their shared memory is the launch's.
-    Budget("StreamMatmul<PackedFormat{*}, 1, 16, 1>", 128, 1, 128, STREAM),
-    Budget("StreamMatmul<PackedFormat{*}, 2, 16, 1>", 128, 1, 128, STREAM),
-    Budget("StreamMatmul<PackedFormat{*}, 4, 8, 2>", 232, 1, 128, STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, 1, 16, 1>", 128, 1, 128, STREAM, BULK_STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, 2, 16, 1>", 128, 1, 128, STREAM, BULK_STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, 4, 8, 2>", 232, 1, 128, STREAM, BULK_STREAM),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
-    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, "sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, "sm_90a"),
-    Budget("StreamPair<2>", 224, 1, 128, STREAM),
+    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, arch="sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, arch="sm_90a"),
+    Budget("StreamPair<2>", 224, 1, 128, STREAM, BULK_STREAM),
     # Arguments: format, tiles of 8 tokens.
-    Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, NOT_HOPPER),
-    Budget("TileMatmul<*, 8>", 192, 1, 98432, STREAM, NOT_HOPPER),
-    Budget("TileRows<*, 2>", 104, 2, 49152, STREAM, NOT_HOPPER),
-    Budget("TileRows<*, 8>", 104, 1, 98304, STREAM, NOT_HOPPER),
+    Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, arch=NOT_HOPPER),
+    Budget("TileMatmul<*, 8>", 192, 1, 98432, STREAM, arch=NOT_HOPPER),
+    Budget("TileRows<*, 2>", 104, 2, 49152, STREAM, arch=NOT_HOPPER),
+    Budget("TileRows<*, 8>", 104, 1, 98304, STREAM, arch=NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     # Their shared memory is the launch's, too.
     Budget("TernaryMatmul<7, 1>", 64, 8, 128, ("LDGSTS.128", "IMMA")),
@@ -81,11 +83,11 @@ BUDGETS = (
     Budget("AttentionKernel<3, 8>", 144, 1, 100048, ATTENTION),
     Budget("AttentionMergeKernel", 144, 3),
     # Arguments: columns of 32 dims.
-    Budget("ArrangePages<2>", 64, 8, 1, ROWS, "sm_90a"),
-    Budget("ArrangePages<4>", 104, 4, 1, ROWS, "sm_90a"),
+    Budget("ArrangePages<2>", 64, 8, 1, ROWS, arch="sm_90a"),
+    Budget("ArrangePages<4>", 104, 4, 1, ROWS, arch="sm_90a"),
     # Arguments: dtype, columns of 32 dims. Registers as those of WgmmaMatmul.
-    Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, "sm_90a"),
-    Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, "sm_90a"),
+    Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, arch="sm_90a"),
+    Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, arch="sm_90a"),
     # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
     # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
     Budget("PrefillKernel<[12], 2, 8, 4, 2>", 255, 1, 84992, PREFILL),
@@ -96,8 +98,8 @@ BUDGETS = (
     Budget("PrefillKernel<3, 4, 8, 2, 1>", 255, 1, 138240, PREFILL),
     Budget("PrefillKernel<3, 8, 4, 2, 1>", 255, 1, 145408, PREFILL),
     # What blocks of GPUs with 99 KB have room for.
-    Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL, NOT_HOPPER),
-    Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL, NOT_HOPPER),
+    Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL, arch=NOT_HOPPER),
+    Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL, arch=NOT_HOPPER),
     # Arguments: dtype of rows, threads of a row.
     Budget("RmsNormKernel<*, 32>", 64, 4, 8, ROWS),
     Budget("RmsNormKernel<*, 512>", 64, 2, 128, ROWS),

@@ -193,6 +193,14 @@ def test_opcodes_of_one_architecture(sass):
     ]
 
 
+def test_opcodes_of_hopper_in_place_of_others(sass):
+    budget = sass.Budget("AddKernel", 32, 8, opcodes=("LDGSTS",), hopper=("UBLKCP",))
+    assert sass.check([kernel(sass, opcodes={"LDGSTS.128"})], (budget,)) == []
+    assert sass.check([kernel(sass, arch="sm_90a", opcodes={"LDGSTS.128"})], (budget,)) == [
+        "AddKernel (sm_90a): no UBLKCP in its code"
+    ]
+
+
 def test_other_architectures_may_take_more_registers_and_some_bytes_of_stack(sass):
     budget = sass.Budget("AddKernel", 32, 8, opcodes=("HMMA",))
     more = {"registers": 40, "spills": 16, "opcodes": {"HMMA", "STL"}}

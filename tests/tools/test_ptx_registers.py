@@ -153,7 +153,7 @@ def test_registers_of_inline_assembly_and_the_machine_keep_their_names(reuse_reg
     renamed = reuse_registers(source)
     assert "mov.u32 %r0, %tid.x;" in renamed
     assert "mov.u32 %r1, %envreg3;" in renamed
-    assert "setp.eq.u32 q, %r0, %r1; }" in renamed
+    assert "setp.eq.u32 q, %r0, %r1;\n}" in renamed
 
 
 def test_a_scope_of_inline_assembly_ends_no_function(reuse_registers):
@@ -167,6 +167,17 @@ def test_a_scope_of_inline_assembly_ends_no_function(reuse_registers):
     assert "st.global.u32 [%r0], %r0;" in renamed
     with pytest.raises(ValueError, match="expected a function's end"):
         reuse_registers(f"{HEAD}.entry f()\n{{\n{{\nret;\n}}\n")
+
+
+def test_a_scope_may_open_and_close_beside_statements(reuse_registers):
+    source = (
+        HEAD + ".visible .entry f()\n{\n\t.reg .b32 \t%r<99>;\n\t.reg .b64 \t%rd<9>;\n"
+        "\t{ .reg .b64 %tmp;\n\t  cvt.u64.u32 \t%tmp, %r9;\n\t  cvta.shared.u64 \t%rd7, %tmp; }\n"
+        "\n$L__BB0_1:\n\tst.global.u32 \t[%rd7], %r9;\n\tbra.uni \t$L__BB0_1;\n\n}\n"
+    )
+    renamed = reuse_registers(source)
+    assert "{\n.reg .b64 %tmp;\ncvt.u64.u32 %tmp, %r0;" in renamed
+    assert "cvta.shared.u64 %rd0, %tmp;\n}\n$L__BB0_1:" in renamed
 
 
 def test_functions_with_asynchronous_products_keep_theirs(reuse_registers):
