@@ -222,10 +222,16 @@ class DeviceUnit {
     asm volatile("" : "+r"(value));
     return value;
   }
-  __device__ __forceinline__ static uint8_t* kept_shared(uint8_t* pointer) {
+  // Where blocks have clusters the compiler asks for the block's number in its cluster each time.
+  template <class T>
+  __device__ __forceinline__ static T* kept_shared(T* pointer) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t address = in_shared(pointer);
     asm volatile("" : "+r"(address));
-    return static_cast<uint8_t*>(__cvta_shared_to_generic(address));
+    return static_cast<T*>(__cvta_shared_to_generic(address));
+#else
+    return pointer;
+#endif
   }
 
   // --- Hopper

@@ -120,7 +120,10 @@ class Unit {
   static T kept(T value) {
     return value;
   }
-  static uint8_t* kept_shared(uint8_t* pointer) { return pointer; }
+  template <class T>
+  static T* kept_shared(T* pointer) {
+    return pointer;
+  }
 
   void sync_some(int id, int threads, Where where = Where::current());
   void arrive_some(int id, int threads, Where where = Where::current());

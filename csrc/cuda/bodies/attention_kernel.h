@@ -22,7 +22,7 @@ struct AttentionKernel {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
     if (params.p.work.items[unit.block].tile < 0) return unit.wait_for_inputs();
-    AttentionTileRun<Unit, kType, kWarps>(unit, params, shared).run();
+    AttentionTileRun<Unit, kType, kWarps>(unit, params, *unit.kept_shared(&shared)).run();
   }
 };
 

@@ -81,6 +81,7 @@ class BlockRing {
   using Block = KvBlock<kType>;
   static constexpr int kLoads = Block::kLoads;
   static constexpr int kRuns = kBlocks + kChunkUnits;
+  static constexpr int kMostDims = kWarps * kBlock;
 
   EFFINFER_DEVICE Slot* place() const { return &shared_.ring[unit_.warp][kAtOnce * place_]; }
   EFFINFER_DEVICE bool of_values() const { return run_ >= kBlocks; }
@@ -91,7 +92,13 @@ class BlockRing {
 
   EFFINFER_DEVICE void send(const ChunkPass& now, const ChunkPass& next) {
     if (parts_.from != nullptr) {
-      copy_parts(place());
+      if (dims_ != kMostDims) {
+        copy_parts(place());
+      } else if (of_values()) {
+        copy_whole<Block::kValueGroups * kMostDims * 4, Block::kValueStep>(place());
+      } else {
+        copy_whole<Block::kKeyLines * 64, kLoads>(place());
+      }
     } else if (parts_.load_step == PartRun::kGathered) {
       gather_parts(in_next_ ? next : now, place());
     }
@@ -104,6 +111,20 @@ class BlockRing {
       in_next_ = true;
     }
     begin_run(in_next_ ? next : now);
+  }
+
+  // Of heads as wide as the kernel takes: loads lie at constant distances.
+  template <int kLoadStep, int kPartSteps>
+  EFFINFER_DEVICE void copy_whole(Slot* to) {
+    EFFINFER_UNROLL
+    for (int part = 0; part < kAtOnce; ++part) {
+      EFFINFER_UNROLL
+      for (int l = 0; l < kLoads; ++l) {
+        unit_.copy_async(&to[part][l][parts_.place],
+                         parts_.from + (part * kPartSteps + l) * kLoadStep, true);
+      }
+    }
+    parts_.from += kAtOnce * kPartSteps * kLoadStep;
   }
 
   EFFINFER_DEVICE void copy_parts(Slot* to) {
