@@ -73,7 +73,8 @@ struct StreamMatmul {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& memory) {
+    Shared& shared = *unit.kept_shared(&memory);
     const Place place = find(unit, p);
     const StreamPart& part = *place.part;
     FeedState state;
