@@ -43,8 +43,12 @@ ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 WGMMA = ("HGMMA", "UTMALDG", "UBLKCP", "SYNCS", "USETMAXREG")
 # Keys and values as a caller has them.
 PLAIN = ("LDGSTS.128", "LDSM.16", "HMMA")
-# Pages come as loads or, where they are re-arranged, as copies.
-WGMMA_ATTENTION = ("HGMMA", "SYNCS", "USETMAXREG", "LDG.E.128", "STS.128", "UBLKCP", "MUFU.EX2")
+# Pages come as loads or, where they are re-arranged, as copies. Counts of places become uniform by
+# reductions.
+WGMMA_ATTENTION = (
+    *("HGMMA", "SYNCS", "USETMAXREG", "LDG.E.128", "STS.128", "UBLKCP", "MUFU.EX2"),
+    *("REDUX", "ATOMG"),
+)
 PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 # Rows in and out, 16 bytes a thread.
 ROWS = ("LDG.E.128", "STG.E.128")

@@ -103,7 +103,7 @@ struct Batch {
     arranged = DeviceArray<ops::ArrangedPage>(work.arranged);
     arranged_pages = DeviceArray<uint8_t>(work.arranged.size() *
                                           static_cast<size_t>(shape.arranged_page_bytes()));
-    done = DeviceArray<int32_t>(std::vector<int32_t>(work.merges.size()));
+    done = DeviceArray<int32_t>(std::vector<int32_t>(work.merges.size() + 1));
     const auto partials = static_cast<size_t>(work.num_partials);
     partial_out = DeviceArray<float>(partials * static_cast<size_t>(shape.head_dim));
     partial_ms = DeviceArray<float>(partials * 2);

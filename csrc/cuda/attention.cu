@@ -108,8 +108,10 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
   }
   const int64_t left = p.work.num_items - p.work.num_long_items;
   with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, left, queue); });
-  // Those of long items have been merged.
-  if (left > 0) launch<AttentionMergeKernel>(params, p.work.num_merges * kTileRows, queue);
+  // Elsewhere those of long items have been merged.
+  if (left == 0 && !p.own_sums) return;
+  const int rows = p.own_sums ? p.work.long_rows : kTileRows;
+  launch<AttentionMergeKernel>(params, p.work.num_merges * rows, queue);
 }
 
 }  // namespace

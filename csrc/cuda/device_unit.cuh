@@ -24,6 +24,18 @@ class DeviceUnit {
         block(static_cast<int>(blockIdx.x)),
         num_blocks(static_cast<int>(gridDim.x)) {}
 
+  __device__ __forceinline__ static DeviceUnit anew() {
+    DeviceUnit unit;
+    unsigned own;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(own));
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(unit.block));
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(unit.num_blocks));
+    unit.thread = static_cast<int>(own);
+    unit.lane = static_cast<int>(own % kWarp);
+    unit.warp = static_cast<int>(own / kWarp);
+    return unit;
+  }
+
   // First of all: lets the next kernel's blocks come as soon as there is room for them, which hides
   // what a launch costs.
   __device__ __forceinline__ void start() {
@@ -49,6 +61,9 @@ class DeviceUnit {
   template <class T>
   __device__ __forceinline__ T shfl_xor(T value, int mask) {
     return __shfl_xor_sync(kAll, value, mask);
+  }
+  __device__ __forceinline__ uint32_t same(uint32_t value) {
+    return __reduce_max_sync(kAll, value);
   }
   __device__ __forceinline__ uint32_t ballot(bool value) { return __ballot_sync(kAll, value); }
 

@@ -22,9 +22,8 @@ void launch(const typename Kernel::Params& params, int64_t blocks, Queue& queue,
   host::enqueue<Kernel>(params, blocks, queue, shared, threads);
 }
 
-// As an H100 has.
 inline int num_multiprocessors(const Queue&) {
-  return 132;
+  return host::multiprocessors();
 }
 inline int arch_of(const Queue&) {
   return host::arch();

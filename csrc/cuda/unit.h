@@ -17,12 +17,16 @@
 // and runs as launch<Add>(params, blocks, queue) (entry.h). A Unit is one thread of a block:
 //
 //   thread, lane, warp      in the block, in its warp, which warp; block, num_blocks: of the grid
+//   anew()                  the same thread, of whose numbers compilers know nothing: what follows
+//                           from them is found where it is used, and in no register before
 //   sync(), sync_warp()     a barrier of the block, of the warp
 //   keep_order()            compilers do not move loads of shared memory across it, which would
 //                           take registers; it orders nothing for other threads. All of a warp
 //                           call it
 //   shfl_xor(value, mask)   the value of lane ^ mask; shfl(value, lane): of that lane
 //   ballot(bool)            a bit for each lane
+//   same(n)                 n, which all of the warp have: what follows from it is found once for
+//                           all, beside the instructions of lanes
 //   copy_async(to, from, valid)   16 aligned bytes of global memory into shared memory, zeros where
 //                                 not `valid`; they are there after commit() and a wait<n>() that
 //                                 leaves at most the n newest groups under way, and for other

@@ -1,4 +1,6 @@
 // Attention of prompts in a phase of their own, on Hopper.
+#include <algorithm>
+
 #include "cuda/bodies/arrange_pages.h"
 #include "cuda/bodies/wgmma_attention.h"
 #include "cuda/entry.h"
@@ -46,7 +48,8 @@ void launch_wgmma(const AttentionParams& params, Queue& queue) {
   } else {
     launch<ArrangePages<2>>(p, p.work.num_arranged, queue);
   }
-  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, p.work.num_long_items, queue); });
+  const auto blocks = std::min<int64_t>(p.work.num_long_items, num_multiprocessors(queue));
+  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, blocks, queue); });
 }
 
 }  // namespace effinfer::cuda

@@ -116,7 +116,7 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   const auto allocate = [&](size_t bytes, Pages pages, const char* what) {
     return take(shared, bytes, pages, what);
   };
-  size_t merges = 0;
+  size_t merges = 1;  // or what items of prompts are shared by
   for (const AttentionBuffers& buffers : attention) {
     merges = std::max(merges, buffers.counters.size());
   }

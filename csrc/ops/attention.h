@@ -385,7 +385,8 @@ struct AttentionProblem : AttentionLogits {
   float* partial_out = nullptr;  // [num_partials, v.dims rounded up to 16]
   // [num_partials, 2]: maximum (logarithms natural on the CPU, binary on GPUs) and sum
   float* partial_ms = nullptr;
-  int32_t* done = nullptr;  // [merges], zeros between calls
+  // [merges], zeros between calls; with own_sums on GPUs one, by which blocks share items.
+  int32_t* done = nullptr;
   // [work.num_arranged]: the keys and values of each, as the kernel reads them.
   uint8_t* arranged = nullptr;
   uint8_t* out = nullptr;  // [T, num_qo_heads, v.dims] of q's dtype

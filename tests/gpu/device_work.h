@@ -19,7 +19,7 @@ class DeviceWork {
         items_(work.items),
         merges_(work.merges),
         arranged_(work.arranged),
-        done_(std::vector<int32_t>(work.merges.size())),
+        done_(std::vector<int32_t>(work.merges.size() + 1)),
         partial_out_(static_cast<size_t>(work.num_partials * dims)),
         partial_ms_(static_cast<size_t>(work.num_partials) * 2),
         arranged_pages_(work.arranged.size() * ops::arranged_page_bytes(dims)) {

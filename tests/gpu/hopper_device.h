@@ -5,11 +5,17 @@
 
 namespace effinfer {
 
-// While it lives the emulated device is one.
+// While it lives the emulated device is one, with so many multiprocessors.
 class OnHopper {
  public:
-  OnHopper() { cuda::host::set_arch(90); }
-  ~OnHopper() { cuda::host::set_arch(80); }
+  explicit OnHopper(int multiprocessors = 132) {
+    cuda::host::set_arch(90);
+    cuda::host::set_multiprocessors(multiprocessors);
+  }
+  ~OnHopper() {
+    cuda::host::set_arch(80);
+    cuda::host::set_multiprocessors(132);
+  }
   OnHopper(const OnHopper&) = delete;
   OnHopper& operator=(const OnHopper&) = delete;
 };

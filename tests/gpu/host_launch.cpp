@@ -23,6 +23,7 @@ namespace {
 
 std::atomic<int> emulated_arch = 80;
 std::atomic<int64_t> emulated_shared_bytes = 227 << 10;
+std::atomic<int> emulated_multiprocessors = 132;
 
 // Which launches are watched (observer.h): all, or, where a program repeats them by the thousand,
 // the first few of each kernel on as many blocks.
@@ -70,6 +71,14 @@ int64_t shared_bytes() {
 
 void set_shared_bytes(int64_t bytes) {
   emulated_shared_bytes = bytes;
+}
+
+int multiprocessors() {
+  return emulated_multiprocessors;
+}
+
+void set_multiprocessors(int count) {
+  emulated_multiprocessors = count;
 }
 
 void run(const Grid& grid, uint64_t seed) {

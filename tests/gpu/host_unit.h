@@ -46,6 +46,8 @@ class Unit {
   int block = 0;
   int num_blocks = 0;
 
+  Unit anew() const { return *this; }
+
   void sync(Where where = Where::current());
   void sync_warp(Where where = Where::current());
   void keep_order() {}
@@ -59,6 +61,7 @@ class Unit {
     require(mask >= 0 && mask < kWarp, "shfl_xor", "expected a mask from 0 to 31");
     return shuffled(value, lane ^ mask, "shfl_xor", where);
   }
+  uint32_t same(uint32_t value, Where where = Where::current()) { return shfl(value, 0, where); }
   uint32_t ballot(bool value, Where where = Where::current());
 
   void copy_async(void* to, const void* from, bool valid = true);
@@ -275,6 +278,10 @@ void set_arch(int arch);
 // The shared memory that a block may have there, and which tests may change, too.
 int64_t shared_bytes();
 void set_shared_bytes(int64_t bytes);
+
+// Its multiprocessors: 132, as an H100 has, unless a test says otherwise.
+int multiprocessors();
+void set_multiprocessors(int count);
 
 // Runs a grid now. The host's pointers are the device's.
 void run(const Grid& grid, uint64_t seed);

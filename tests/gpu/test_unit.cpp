@@ -28,7 +28,8 @@ struct Places {
   static constexpr int kThreads = 96;
   using Shared = Nothing;
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
+  EFFINFER_DEVICE static void run(Unit& thread, const WordParams& p, Shared&) {
+    const Unit unit = p.in[0] == 0 ? thread.anew() : thread;
     uint32_t* out = p.out + (unit.block * kThreads + unit.thread) * 4;
     out[0] = static_cast<uint32_t>(unit.lane);
     out[1] = static_cast<uint32_t>(unit.warp);
@@ -37,13 +38,15 @@ struct Places {
   }
 };
 
-TEST("thread, lane, warp, block, num_blocks") {
-  const auto out = words_of<WordKernel<Places>>({0}, 3 * 96 * 4, 3);
-  for (uint32_t i = 0; i < 3 * 96; ++i) {
-    CHECK_EQ(out[i * 4], i % 32);
-    CHECK_EQ(out[i * 4 + 1], i % 96 / 32);
-    CHECK_EQ(out[i * 4 + 2], i / 96);
-    CHECK_EQ(out[i * 4 + 3], 3u);
+TEST("thread, lane, warp, block, num_blocks, and anew") {
+  for (const uint32_t is_old : {0u, 1u}) {
+    const auto out = words_of<WordKernel<Places>>({is_old}, 3 * 96 * 4, 3);
+    for (uint32_t i = 0; i < 3 * 96; ++i) {
+      CHECK_EQ(out[i * 4], i % 32);
+      CHECK_EQ(out[i * 4 + 1], i % 96 / 32);
+      CHECK_EQ(out[i * 4 + 2], i / 96);
+      CHECK_EQ(out[i * 4 + 3], 3u);
+    }
   }
 }
 
@@ -53,27 +56,29 @@ struct Shuffles {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
     const uint32_t mine = p.in[unit.lane];
-    uint32_t* out = p.out + unit.lane * 5;
+    uint32_t* out = p.out + unit.lane * 6;
     out[0] = unit.shfl(mine, unit.lane * 3 + 5);
     out[1] = unit.shfl_xor(mine, 19);
     const uint64_t both = unit.shfl_xor(uint64_t{mine} << 32 | static_cast<uint32_t>(unit.lane), 1);
     out[2] = static_cast<uint32_t>(both);
     out[3] = static_cast<uint32_t>(both >> 32);
     out[4] = unit.ballot((mine & 1) != 0);
+    out[5] = unit.same(p.in[0]);
   }
 };
 
-TEST("shfl, shfl_xor, ballot") {
+TEST("shfl, shfl_xor, ballot, same") {
   const auto in = random_words(32);
-  const auto out = words_of<WordKernel<Shuffles>>(in, 32 * 5);
+  const auto out = words_of<WordKernel<Shuffles>>(in, 32 * 6);
   uint32_t votes = 0;
   for (uint32_t i = 0; i < 32; ++i) votes |= (in[i] & 1) << i;
   for (uint32_t i = 0; i < 32; ++i) {
-    CHECK_EQ(out[i * 5], in[(i * 3 + 5) % 32]);
-    CHECK_EQ(out[i * 5 + 1], in[i ^ 19]);
-    CHECK_EQ(out[i * 5 + 2], i ^ 1);
-    CHECK_EQ(out[i * 5 + 3], in[i ^ 1]);
-    CHECK_EQ(out[i * 5 + 4], votes);
+    CHECK_EQ(out[i * 6], in[(i * 3 + 5) % 32]);
+    CHECK_EQ(out[i * 6 + 1], in[i ^ 19]);
+    CHECK_EQ(out[i * 6 + 2], i ^ 1);
+    CHECK_EQ(out[i * 6 + 3], in[i ^ 1]);
+    CHECK_EQ(out[i * 6 + 4], votes);
+    CHECK_EQ(out[i * 6 + 5], in[0]);
   }
 }
 

@@ -20,19 +20,24 @@ Launch arranged(Launch how, int64_t pages) {
   return how;
 }
 
-// Right, and the same with keys divided into items, and with the pages of all or
-// some sequences re-arranged first.
+// By a GPU of so many multiprocessors: where these are few a block has several items.
+Results run_on(int multiprocessors, const Batch& batch, const Launch& how) {
+  const OnHopper machine(multiprocessors);
+  return batch.run(how);
+}
+
+// Right, and the same with keys divided into items, with the pages of all or
+// some sequences re-arranged first, and whatever blocks have which items.
 Results check_all(const Cache& cache, const Rules& rules, std::vector<Part> parts) {
-  const OnHopper machine;
   const Batch batch(cache, rules, std::move(parts));
-  const Results results = batch.run(kWhole);
+  const Results results = run_on(132, batch, kWhole);
   check_batch(cache, rules, batch, results, cache.heads().q);
-  CHECK(same(results, batch.run(kDivided)));
-  CHECK(same(results, batch.run(arranged(kWhole, kAll))));
-  CHECK(same(results, batch.run(arranged(kDivided, kSome))));
+  CHECK(same(results, run_on(3, batch, kDivided)));
+  CHECK(same(results, run_on(2, batch, arranged(kWhole, kAll))));
+  CHECK(same(results, run_on(1, batch, arranged(kDivided, kSome))));
   Launch far = kWhole;
   far.far = true;
-  CHECK(same(results, batch.run(far)));
+  CHECK(same(results, run_on(1, batch, far)));
   return results;
 }
 
@@ -182,6 +187,33 @@ TEST("lists of more units than a segment has, far apart") {
   }
 }
 
+// Tiles of both warpgroups, of one and of none's steps, with pages as they lie and re-arranged.
+TEST("blocks have items of all kinds, in any order") {
+  Cache cache({DType::f16, 64, 2, 2}, 69);
+  std::mt19937 random(70);
+  std::vector<Part> parts;
+  for (const int32_t rows : {150, 3, 64, 40}) {
+    const int32_t length = rows + static_cast<int32_t>(random() % 400);
+    parts.push_back({cache.add(length), length, rows});
+  }
+  for (int list = 0; list < 3; ++list) {
+    Part part = {cache.add(700), 700, list == 0 ? 60 : 20};
+    for (int head = 0; head < 2; ++head) {
+      std::vector<uint64_t>& words = part.words.emplace_back(11);
+      for (uint64_t& word : words) word = list == head || random() % 2 == 0 ? 0 : ~uint64_t{0};
+    }
+    parts.push_back(std::move(part));
+  }
+  cache.upload();
+  const Results right = check_all(cache, {}, parts);
+  const Batch batch(cache, {}, parts);
+  for (int time = 1; time <= 8; ++time) {
+    const int multiprocessors = time % 4 + 1;
+    const Launch how = time % 2 == 0 ? kDivided : kWhole;
+    CHECK(same(right, run_on(multiprocessors, batch, arranged(how, 5 * time))));
+  }
+}
+
 TEST("few rows of a long prompt are divided") {
   const OnHopper machine;
   ops::BatchLayout batch;
@@ -223,15 +255,21 @@ TEST("rows of queries begin at multiples of 16 bytes") {
 }
 
 TEST("each barrier, wait and fence") {
-  const OnHopper machine;
-  Cache cache({DType::bf16, 128, 1, 1}, 71);
-  Part part = {cache.add(2200), 2200, 5};
+  const OnHopper machine(1);
+  Cache cache({DType::bf16, 128, 1, 2}, 71);
+  // Of both warpgroups, and of one.
+  Part part = {cache.add(2200), 2200, 35};
   // More stages than the ring has; with a window, another segment.
   std::vector<uint64_t> words(35);
-  for (const size_t unit : {0, 3, 4, 6, 8, 33}) words[unit] = ~uint64_t{0};
+  for (const size_t unit : {0, 3, 4, 6, 8, 11, 12, 33}) words[unit] = ~uint64_t{0};
   part.words.push_back(words);
+  Part half = part;
+  half.rows = 3;
+  // Short ones, of which the block has more than it knows of at once.
+  const int other = cache.add(70);
+  const Part few = {other, 70, 3};
   cache.upload();
-  const Batch batch(cache, {}, {part});
+  const Batch batch(cache, {}, {part, half, few, few});
   const Results right = batch.run(kWhole);
   Rules rules;
   rules.window_left = 2200;

@@ -21,10 +21,10 @@
 
 namespace effinfer::cuda {
 
-// Whether the kernel of long tiles merges them itself.
-EFFINFER_DEVICE bool is_long(const ops::AttentionProblem& p, const ops::AttentionTile& tile) {
-  if (p.work.only_long) return !p.batch.is_tree(tile.sequence);
-  return tile.num_rows * tile.num_heads > kTileRows;
+// Whether the kernel of the tile does not merge it itself, which that of long tiles does, but for
+// the one whose sums are its own.
+EFFINFER_DEVICE bool is_left(const ops::AttentionProblem& p, const ops::AttentionTile& tile) {
+  return p.own_sums || tile.num_rows * tile.num_heads <= kTileRows;
 }
 
 class RowMerge {
@@ -129,13 +129,13 @@ struct AttentionMergeKernel {
   // tiles have no others. Merges that the rounding of a step adds are of no chunks.
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
-    const int merges = unit.num_blocks / kTileRows;
+    const int merges = static_cast<int>(params.p.work.num_merges);
     const ops::AttentionMerge merge = params.p.work.merges[unit.block % merges];
     const ops::AttentionTile tile = params.p.work.tiles[merge.tile];
     const int row = unit.block / merges;
-    const bool is_short = merge.num_partials > 0 && !is_long(params.p, tile);
+    const bool has_parts = merge.num_partials > 0 && is_left(params.p, tile);
     unit.wait_for_inputs();
-    if (!is_short || row >= tile.num_rows * tile.num_heads) return;
+    if (!has_parts || row >= tile.num_rows * tile.num_heads) return;
     const RowMerge rows(params, merge, tile, row);
     EFFINFER_NO_UNROLL
     for (int dim = kWarp * unit.warp; dim < params.p.v.dims; dim += kThreads) rows.run(unit, dim);

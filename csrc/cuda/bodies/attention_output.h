@@ -40,6 +40,19 @@ EFFINFER_DEVICE void swap_rows(RowState (&rows)[2], LaneValues& values) {
     value_at(values, d, 1) = value;
   }
 }
+// The first of the columns that are not taken yet. Registers have no index: the others move up, and
+// the code behind it is there once.
+template <int kCount>
+EFFINFER_DEVICE void take_first(LaneValues (&from)[kCount], LaneValues& values) {
+  EFFINFER_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    values[i / 4][i % 4] = from[0][i / 4][i % 4];
+    EFFINFER_UNROLL
+    for (int column = 0; column + 1 < kCount; ++column) {
+      from[column][i / 4][i % 4] = from[column + 1][i / 4][i % 4];
+    }
+  }
+}
 EFFINFER_DEVICE void clear(LaneValues& values) {
   EFFINFER_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -120,13 +133,23 @@ class AttentionOutput {
     }
   }
 
+  struct Row {
+    int token;
+    int head;
+  };
+  EFFINFER_DEVICE Row row_at(int index) const { return {token_of(index), head_of(index)}; }
+
   // What a row's values are multiplied by at its end. A row that sees no key is zeros, and the
   // logarithm of its sum, which one of its lanes stores, minus infinity.
   template <class Unit>
-  EFFINFER_DEVICE float end_row(Unit& unit, int index, RowState row, bool stores_lse) const {
+  EFFINFER_DEVICE float end_row(Unit& unit, int index, const RowState& row, bool stores_lse) const {
+    return end_row(unit, row_at(index), row, stores_lse);
+  }
+  template <class Unit>
+  EFFINFER_DEVICE float end_row(Unit& unit, const Row& at, RowState row, bool stores_lse) const {
     float scale = p_.v_scale;
     if (p_.sink_logits != nullptr) {
-      const float sink = rounded_product(p_.sink_logits[head_of(index)], kLog2e);
+      const float sink = rounded_product(p_.sink_logits[at.head], kLog2e);
       const float highest = fmaxf(sink, row.max);
       const float kept = unit.exp2(row.max - highest);
       row.sum = rounded_product(row.sum, kept) + unit.exp2(sink - highest);
@@ -135,7 +158,7 @@ class AttentionOutput {
     }
     if (p_.lse != nullptr && stores_lse) {
       constexpr float kLn2 = 0.693147181f;
-      const int64_t place = int64_t{token_of(index)} * p_.num_qo_heads + head_of(index);
+      const int64_t place = int64_t{at.token} * p_.num_qo_heads + at.head;
       p_.lse[place] =
           row.sum == 0.0f ? -INFINITY : fmaf(row.max, kLn2, logf(row.sum)) * p_.lse_factor;
     }
@@ -170,16 +193,15 @@ class AttentionOutput {
     uint8_t* values;   // from dim 0 on
     uint8_t* operand;  // the row that ends with them; or null
   };
-  EFFINFER_DEVICE Place place_of(int index) const {
-    const int token = token_of(index);
-    const int64_t col = int64_t{head_of(index)} * p_.v.dims;
+  EFFINFER_DEVICE Place place_of(const Row& at) const {
+    const int64_t col = int64_t{at.head} * p_.v.dims;
     if (p_.out_operand.data == nullptr) {
       const int64_t bytes = p_.q.dtype == DType::f32 ? 4 : 2;
-      return {p_.out + (token * p_.out_stride + col) * bytes, nullptr};
+      return {p_.out + (at.token * p_.out_stride + col) * bytes, nullptr};
     }
     const int64_t bytes = p_.out_operand.arithmetic == ops::Arithmetic::f32 ? 4 : 2;
-    auto* row = static_cast<uint8_t*>(p_.out_operand.data) + token * params_.operand_row_bytes;
-    return {row + col * bytes, head_of(index) == p_.num_qo_heads - 1 ? row : nullptr};
+    auto* row = static_cast<uint8_t*>(p_.out_operand.data) + at.token * params_.operand_row_bytes;
+    return {row + col * bytes, at.head == p_.num_qo_heads - 1 ? row : nullptr};
   }
   template <class Unit>
   EFFINFER_DEVICE void store_values(Unit& unit, const Place& place, int dim, float factor,

@@ -17,6 +17,16 @@ EFFINFER_DEVICE int place_of_partial(int dim) {
   return dim / 16 * 16 + dim % 8 / 4 * 8 + dim % 16 / 8 * 4 + dim % 4;
 }
 
+// Eight dims from `dim` on of the partial result that begins at `to`.
+EFFINFER_DEVICE void store_partial_eight(float* to, int dim, const float (&of_row)[8]) {
+  to += place_of_partial(dim);
+  EFFINFER_UNROLL
+  for (int d = 0; d < 8; d += 4) {
+    *reinterpret_cast<Quad*>(to + d * 2) = {bits_of(of_row[d]), bits_of(of_row[d + 1]),
+                                            bits_of(of_row[d + 2]), bits_of(of_row[d + 3])};
+  }
+}
+
 // Of warps that have 32 dims each.
 template <int kWarps>
 class AttentionResult {
@@ -69,13 +79,7 @@ class AttentionResult {
                                             LaneValues& values) const {
     float of_row[8];
     row_values(values, r, of_row);
-    float* const place = p_.partial_out + first + place_of_partial(dim_of(unit));
-    EFFINFER_UNROLL
-    for (int d = 0; d < 8; d += 4) {
-      float* to = place + d * 2;  // of four dims more
-      *reinterpret_cast<Quad*>(to) = {bits_of(of_row[d]), bits_of(of_row[d + 1]),
-                                      bits_of(of_row[d + 2]), bits_of(of_row[d + 3])};
-    }
+    store_partial_eight(p_.partial_out + first, dim_of(unit), of_row);
   }
 
   template <class Unit>

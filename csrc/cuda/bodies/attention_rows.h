@@ -88,8 +88,10 @@ EFFINFER_DEVICE float query_sign(const ops::AttentionProblem& p) {
   return p.sm_scale == 0.0f ? 0.0f : p.sm_scale < 0.0f ? -1.0f : 1.0f;
 }
 
-EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
-                               int index) {
+// Of a chain, where the tile's tokens are at position_of(token).
+template <class PositionOf>
+EFFINFER_DEVICE TileRow chain_row_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                                     int index, PositionOf&& position_of) {
   const int token = index / tile.num_heads;
   TileRow row = {0, -1, row_scale(p), 0.0f};
   if (token >= tile.num_rows) return row;
@@ -97,9 +99,15 @@ EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::Attent
   if (p.alibi_slopes != nullptr) {
     row.slope = p.alibi_slopes[tile.first_head + index % tile.num_heads];
   }
-  row.position = slot_of(p, tile, token);
+  row.position = position_of(token);
+  return row;
+}
+EFFINFER_DEVICE TileRow row_of(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
+                               int index) {
+  const int token = index / tile.num_heads;
+  TileRow row = chain_row_of(p, tile, index, [&](int of) { return slot_of(p, tile, of); });
   const uint64_t* paths = paths_of(p.batch, tile);
-  if (paths == nullptr) return row;
+  if (row.rank < 0 || paths == nullptr) return row;
   row.position = p.batch.tree_begin(tile.sequence) + path_length(paths[token]) - 1;
   if (!is_displaced(paths[token])) return row;
   for (int t = 0; t <= token; ++t) row.rank += is_displaced(paths[t]) ? 1 : 0;

@@ -41,13 +41,12 @@ class PrefillResult {
     }
   }
 
-  // By one thread, for all: what is looked up in each chunk, which may be of more units.
+  // By one thread, for all: what is looked up in each chunk.
   EFFINFER_DEVICE static void begin_item(const ops::AttentionItem& item,
-                                         const ops::AttentionTile& tile, Shared& shared,
-                                         int chunk_units = kChunkUnits) {
+                                         const ops::AttentionTile& tile, Shared& shared) {
     shared.num_rows = tile.num_rows * tile.num_heads;
     shared.partial = item.partial;
-    shared.first_chunk = item.first_unit / chunk_units;
+    shared.first_chunk = item.first_unit / kChunkUnits;
   }
 
   EFFINFER_DEVICE int num_rows() const { return shared_.num_rows; }
@@ -107,34 +106,6 @@ class PrefillResult {
       store_column(unit, out, column, factor, values);
     }
   }
-  // And the last chunk, which is in registers. Leaves it undefined.
-  template <class Unit>
-  EFFINFER_DEVICE void store_with(Unit& unit, const ops::AttentionTile& tile,
-                                  const RowState (&rows)[2], LaneValues (&chunk)[kColumns]) {
-    static_assert(kHeld == 0);
-    begin_chunk(unit, 0, rows);
-    const AttentionOutput out(params_, tile);
-    float factor[2];
-    set_factors(unit, out, rows_, factor, true);
-    // Looked up once, for which a kernel that holds values has no registers.
-    AttentionOutput::Place places[2] = {};
-    EFFINFER_NO_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      places[0] = places[1];
-      if (has(r)) places[1] = out.place_of(first_row_ + 8 * r);
-    }
-    EFFINFER_NO_UNROLL
-    for (int column = 0; column < kColumns; ++column) {
-      LaneValues values;
-      LaneValues of_chunk;
-      get(unit, column, values);
-      take_first(chunk, of_chunk);
-      fold_values(values, of_chunk, factors_);
-      store_column(unit, out, column, factor, values,
-                   [&](int r) { return r == 0 ? places[0] : places[1]; });
-    }
-  }
-
   // All partial results of the tile, from left to right.
   template <class Unit>
   EFFINFER_DEVICE void merge(Unit& unit, const ops::AttentionTile& tile,
@@ -161,20 +132,6 @@ class PrefillResult {
     return column * kBlock + unit.lane % 4 * 8;
   }
   EFFINFER_DEVICE bool has(int r) const { return first_row_ + 8 * r < num_rows(); }
-
-  // The first of the columns that are not taken yet. Registers have no index: the others move up,
-  // and the code behind it is there once.
-  template <int kCount>
-  EFFINFER_DEVICE static void take_first(LaneValues (&from)[kCount], LaneValues& values) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      values[i / 4][i % 4] = from[0][i / 4][i % 4];
-      EFFINFER_UNROLL
-      for (int column = 0; column + 1 < kCount; ++column) {
-        from[column][i / 4][i % 4] = from[column + 1][i / 4][i % 4];
-      }
-    }
-  }
 
   EFFINFER_DEVICE void take_held(LaneValues& values) {
     if constexpr (kHeld > 0) take_first(values_, values);
@@ -221,12 +178,6 @@ class PrefillResult {
   template <class Unit>
   EFFINFER_DEVICE void store_column(Unit& unit, const AttentionOutput& out, int column,
                                     const float (&factor)[2], LaneValues& values) const {
-    store_column(unit, out, column, factor, values, [&](int r) { return first_row_ + 8 * r; });
-  }
-  template <class Unit, class PlaceOf>
-  EFFINFER_DEVICE void store_column(Unit& unit, const AttentionOutput& out, int column,
-                                    const float (&factor)[2], LaneValues& values,
-                                    PlaceOf&& place_of) const {
     const int dim = dim_of(unit, column);
     const int step = dims_ < kBlock * kColumns ? dims_ : kBlock * kColumns;
     EFFINFER_NO_UNROLL
@@ -234,7 +185,7 @@ class PrefillResult {
       if (!has(r) || dim >= dims_) continue;
       float of_row[8];
       row_values(values, r, of_row);
-      out.store_values(unit, place_of(r), dim, r == 0 ? factor[0] : factor[1], of_row, step);
+      out.store_values(unit, first_row_ + 8 * r, dim, r == 0 ? factor[0] : factor[1], of_row, step);
     }
   }
 

@@ -1,4 +1,5 @@
-// Attention of a tile of up to 128 (row, head) pairs of prompts on Hopper: a block an item.
+// Attention of tiles of up to 128 (row, head) pairs of prompts on Hopper, an item after the other
+// (bodies/wgmma_items.h).
 //
 // Two warpgroups have 64 rows each, a third one brings pages (bodies/wgmma_stages.h), by copies
 // alone where they are re-arranged already (bodies/arrange_pages.h): the bits are the same. A step
@@ -12,8 +13,8 @@
 //   warpgroup 1    softmax   | weights  |          | softmax             | weights  ...
 //
 // Values go on in one accumulator for a segment of 32 units (bodies/stage_walk.h). Segments are
-// folded into what came before, which lies in shared memory, or are stored as partial results for
-// whoever ends the tile: a row's bits depend neither on the rows beside it nor on how its tile is
+// folded into what came before, which lies in shared memory, or are stored as partial results
+// (bodies/wgmma_result.h): a row's bits depend neither on the rows beside it nor on how its tile is
 // divided into items. They are not decoding's, whose chunks have 256 tokens.
 #pragma once
 
@@ -37,15 +38,11 @@ struct WgmmaAttention {
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
-    const ops::AttentionItem& item = params.p.work.items[unit.block];
-    const ops::AttentionTile& tile = params.p.work.tiles[item.tile];
-    start(unit, params.p, item, tile, shared);
+    if (unit.thread == 0) start(unit, shared);
     unit.sync();
     if (unit.shfl(unit.warp, 0) >= kConsumerWarps) {
       unit.template give_registers<kProducerRegisters>();
-      bring(unit, params.p, tile, shared);
-      // Its barriers are the whole block's.
-      if (item.partial >= 0) ends_last_item(unit, params.p, item.merge, shared.is_last);
+      bring(unit, params.p, shared);
     } else {
       unit.template take_registers<kConsumerRegisters>();
       WgmmaAttentionRun<Unit, kType, kColumns>(unit, params, shared).run();
@@ -53,36 +50,49 @@ struct WgmmaAttention {
   }
 
  private:
+  // All items. Those whose pages are re-arranged are the first warp's alone: the others learn where
+  // the ring goes on when they come to one that is not.
   template <class Unit>
-  EFFINFER_DEVICE static void bring(Unit& unit, const ops::AttentionProblem& p,
-                                    const ops::AttentionTile& tile, Shared& shared) {
-    if (unit.shfl(shared.is_arranged, 0) == 0) {
-      StageProducer<Unit, Shared>(unit, p, tile, shared).run();
-    } else if (unit.shfl(unit.warp, 0) == kConsumerWarps) {
-      StageCopies<Unit, Shared>(unit, p, tile, shared).run();
+  EFFINFER_DEVICE static void bring(Unit& thread, const ops::AttentionProblem& p, Shared& shared) {
+    const bool takes = thread.shfl(thread.warp, 0) == kConsumerWarps;
+    for (RingPlaces<Shared> at;; ++at.items) {
+      Unit unit = thread.anew();
+      Mbarrier& empty = shared.item_empty[at.item().index()];
+      Mbarrier& full = shared.item_full[at.item().index()];
+      BlockItem& item = shared.items[at.item().index()];
+      if (takes) {
+        unit.barrier_wait(empty, at.item().parity() ^ 1);
+        ItemTaker<Unit>(unit, p).take(at.items, at.stages, item);
+        if (unit.lane == 0) unit.barrier_arrive(full);
+      }
+      unit.barrier_wait(full, at.item().parity());
+      if (unit.shfl(item.exists, 0) == 0) return;
+      if (unit.shfl(item.tile.arranged, 0) == ops::kNotArranged) {
+        at.stages = unit.shfl(item.stages, 0);
+        StageProducer<Unit, Shared>(unit, p, item, at, shared).run();
+      } else if (takes) {
+        StageCopies<Unit, Shared>(unit, p, item, at, shared).run();
+      }
+      unit.sync_warp();  // nobody looks at the item any more
+      if (!takes && unit.lane == 0) unit.barrier_arrive(empty);
     }
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void start(Unit& unit, const ops::AttentionProblem& p,
-                                    const ops::AttentionItem& item, const ops::AttentionTile& tile,
-                                    Shared& shared) {
-    for (int i = unit.thread; i < kRows; i += kThreads) shared.rows[i] = row_of(p, tile, i);
-    if (unit.thread != kThreads - 1) return;
-    shared.is_arranged = tile.arranged == ops::kNotArranged ? 0 : 1;
-    const int producers = shared.is_arranged == 0 ? kGroupWarps : 1;  // warps
+  EFFINFER_DEVICE static void start(Unit& unit, Shared& shared) {
     EFFINFER_UNROLL
     for (int i = 0; i < Shared::kStages; ++i) {
-      unit.barrier_init(shared.full[i], producers);
+      unit.barrier_init(shared.full[i], kGroupWarps);
       unit.barrier_init(shared.empty[i], kConsumerWarps);
     }
     EFFINFER_UNROLL
     for (int i = 0; i < Shared::kSteps; ++i) unit.barrier_init(shared.step_full[i], 1);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kItemPlaces; ++i) {
+      unit.barrier_init(shared.item_full[i], 1);
+      unit.barrier_init(shared.item_empty[i], kConsumerWarps + kGroupWarps - 1);
+    }
     unit.fence_async();  // for copies
-    shared.units = units_of(p, item, tile);
-    shared.rule = segment_rule_of(p, tile, shared.units);
-    shared.visible = visibility_of(p, tile);
-    Shared::Result::begin_item(item, tile, shared.result, ops::kSegmentUnits);
   }
 };
 

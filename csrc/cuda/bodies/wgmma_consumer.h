@@ -5,8 +5,9 @@
 
 #include "cuda/bodies/attention_output.h"
 #include "cuda/bodies/attention_rows.h"
-#include "cuda/bodies/prefill_result.h"
+#include "cuda/bodies/wgmma_items.h"
 #include "cuda/bodies/wgmma_queries.h"
+#include "cuda/bodies/wgmma_result.h"
 #include "cuda/bodies/wgmma_softmax.h"
 #include "cuda/bodies/wgmma_stages.h"
 #include "cuda/bodies/wgmma_turns.h"
@@ -22,11 +23,15 @@ inline constexpr int kConsumerWarps = kConsumers * kGroupWarps;
 template <int kColumns>
 struct WgmmaAttentionShared {
   using Tiles = PageTiles<kColumns>;
-  using Result = PrefillResult<kColumns, kConsumerWarps, 0>;
+  using Result = WgmmaResult<kColumns, kConsumerWarps>;
+  using Item = BlockItem;
   static constexpr int kStages = kColumns == 4 ? 4 : 8;
-  // One more than there are stages of values: who waits for a free stage need not wait for a free
-  // step.
-  static constexpr int kSteps = kStages / 2 + 1;
+  // Steps have no barrier that says when they are done: when the values of one have come, those
+  // whose values had the same stage are, and so are all that were before the last kItemPlaces
+  // items. What is not done then are as many steps as there are stages of values, the one that is
+  // told of, and the end of the item before, or the ends of both.
+  static constexpr int kSteps = kStages;
+  static_assert(kSteps >= kStages / 2 + kItemPlaces);
 
   alignas(1024) uint8_t queries[kConsumers][WgmmaQueries<kColumns>::kBytes];
   alignas(1024) uint8_t ring[kStages][Tiles::kStageBytes];
@@ -34,13 +39,11 @@ struct WgmmaAttentionShared {
   Mbarrier full[kStages];
   Mbarrier empty[kStages];
   Mbarrier step_full[kSteps];
+  Mbarrier item_full[kItemPlaces];
+  Mbarrier item_empty[kItemPlaces];
   KeyStep steps[kSteps];
-  ItemUnits units;
-  SegmentRule rule;
-  Visibility visible;
+  Item items[kItemPlaces];
   TileRow rows[kConsumers * kGroupRows];
-  int32_t is_last;
-  int32_t is_arranged;  // the pages of the tile's sequence
 };
 
 // A warpgroup that multiplies.
@@ -49,6 +52,7 @@ class WgmmaAttentionRun {
  public:
   using Shared = WgmmaAttentionShared<kColumns>;
   using Tiles = typename Shared::Tiles;
+  using Item = typename Shared::Item;
   using Queries = WgmmaQueries<kColumns>;
   using Softmax = StepSoftmax<kType, kColumns>;
 
@@ -56,43 +60,96 @@ class WgmmaAttentionRun {
       : unit_(unit),
         p_(params.p),
         shared_(shared),
-        group_(unit.shfl(unit.warp / kGroupWarps, 0)),
+        group_(static_cast<int>(unit.same(static_cast<uint32_t>(unit.warp / kGroupWarps)))),
         result_(unit, params, shared.result) {}
 
+  // The queries of an item are set when all of the warpgroup have multiplied those before: in its
+  // last turn they are asked for, and its values wait for their products meanwhile.
   EFFINFER_DEVICE void run() {
-    Queries::template set<kType>(unit_, p_, tile(), group_ * kGroupRows,
-                                 shared_.rows + group_ * kGroupRows, shared_.queries[group_]);
-    segment_ = item().first_unit / ops::kSegmentUnits;
-    if (begin_step()) multiply();
-    finish();
+    typename Queries::Pieces queries;
+    Turns::start(unit_, group_);
+    load_queries(queries);
+    set_queries(queries);
+    while (unit_.shfl(item().exists, 0) != 0) {
+      multiplied_ = unit_.same(multiplied_);
+      ended_ = unit_.same(ended_);
+      Unit unit = unit_.anew();
+      result_.begin(unit);
+      segment_ = item().first_unit / ops::kSegmentUnits;
+      const int rows = item().result.num_rows;
+      shares_ = unit.same(rows > kGroupRows ? 1u : 0u) != 0;
+      const bool has_rows = unit_.same(group_ * kGroupRows < rows ? 1u : 0u) != 0;
+      bool has_step = begin_step();
+      for (; has_step && !has_rows; has_step = begin_step()) pass_step();
+      if (has_step) {
+        multiply(queries);
+      } else {
+        ++ended_;
+        load_queries(queries);
+      }
+      set_queries(queries);
+      const int last = item_at(1).index();
+      finish(shared_.items[last]);
+      unit_.sync_warp();  // nobody looks at the item any more
+      if (unit_.lane == 0) unit_.barrier_arrive(shared_.item_empty[last]);
+    }
   }
 
  private:
   static constexpr uint64_t kStep = 32 / 16;  // of 16 numbers along a row: of a descriptor
   using FlatScores = float[kStepBlocks * 16];
   using FlatValues = float[kColumns * 16];
-  using Place = RingPlace<Shared::kStages / 2>;  // stages of keys and of values take turns
 
-  // Looked up before and after all steps, and in no register between.
-  EFFINFER_DEVICE const ops::AttentionItem& item() const { return p_.work.items[unit_.block]; }
-  EFFINFER_DEVICE const ops::AttentionTile& tile() const { return p_.work.tiles[item().tile]; }
+  // Places in the rings, `back` before those at hand. All follow from two counts, as registers are
+  // few.
+  EFFINFER_DEVICE RingPlace<Shared::kStages / 2> stage_at(uint32_t back) const {
+    return {multiplied_ - back};
+  }
+  EFFINFER_DEVICE RingPlace<Shared::kSteps> step_at(uint32_t back) const {
+    return {multiplied_ + ended_ - back};  // an item's end is told as a step is
+  }
+  EFFINFER_DEVICE RingPlace<kItemPlaces> item_at(uint32_t back) const { return {ended_ - back}; }
+
+  // Looked up in shared memory, and in no register between.
+  EFFINFER_DEVICE const Item& item() const { return shared_.items[item_at(0).index()]; }
+
+  EFFINFER_DEVICE void load_queries(typename Queries::Pieces& queries) {
+    const auto at = item_at(0);
+    unit_.barrier_wait(shared_.item_full[at.index()], at.parity());
+    Unit unit = unit_.anew();
+    Queries::load(unit, p_, item().tile, unit.warp * kTileRows, queries);
+  }
+  // And the rows that they are of.
+  EFFINFER_DEVICE void set_queries(const typename Queries::Pieces& queries) {
+    Unit unit = unit_.anew();
+    const float power = Queries::template store<kType>(unit, p_, queries, unit.warp % kGroupWarps,
+                                                       shared_.queries[group_]);
+    if (unit.lane >= kTileRows) return;
+    const int row = unit.warp * kTileRows + unit.lane;
+    TileRow& to = shared_.rows[row];
+    const int32_t first = item().position;
+    to = chain_row_of(p_, item().tile, row, [&](int token) { return first + token; });
+    to.scale *= power;
+  }
 
   // Whether there is another step, of which it looks up the segment, not before the weights of the
   // step before are there.
   EFFINFER_DEVICE bool begin_step() {
-    unit_.barrier_wait(shared_.step_full[step_.index], step_.parity ^ softmax_.settled());
-    const KeyStep& step = shared_.steps[step_.index];
+    const auto at = step_at(0);
+    unit_.barrier_wait(shared_.step_full[at.index()], at.parity() ^ softmax_.settled());
+    const KeyStep& step = shared_.steps[at.index()];
     next_segment_ = unit_.shfl(step.segment, 0);
     return unit_.shfl(step.starts[0], 0) >= 0;
   }
 
-  EFFINFER_DEVICE void multiply() {
+  // All steps.
+  EFFINFER_DEVICE void multiply(typename Queries::Pieces& queries) {
     typename Softmax::Scores scores;
     typename Softmax::Weights weights;
-    Turns::start(unit_, group_);
-    Turns::take(unit_, group_);  // all of the warpgroup have set their queries
-    add_keys(scores);
-    Turns::give(unit_, group_, false);
+    uint64_t keys = wait_for_keys();
+    Turns::take(unit_, group_, shares_);  // all of the warpgroup have set their queries
+    add_keys(keys, scores);
+    Turns::give(unit_, group_, shares_);
     look_up();
     unit_.template wgmma_wait<0>(flat(scores));
     for (bool is_first = true;; is_first = false) {
@@ -105,20 +162,37 @@ class WgmmaAttentionRun {
       const bool is_last = !begin_step();
       // With the scores, so that no weight is rounded before.
       unit_.template wgmma_wait<0>(flat_values(), flat(scores));
-      if (!is_first) free_values();
+      if (!is_first) free_values(2);
       softmax_.round(unit_, scores, weights);
       if (is_last) break;
-      Turns::take(unit_, group_);
-      add_keys(scores);
+      keys = wait_for_keys();
+      Turns::take(unit_, group_, shares_);
+      add_keys(keys, scores);
       add_values(weights);
-      Turns::give(unit_, group_, false);
+      Turns::give(unit_, group_, shares_);
       look_up();
       unit_.template wgmma_wait<1>(flat(scores));
     }
-    Turns::take(unit_, group_);
+    Turns::take(unit_, group_, shares_);
     add_values(weights);
-    Turns::give(unit_, group_, true);
+    Turns::give(unit_, group_, shares_);
+    ++ended_;
+    load_queries(queries);
     unit_.template wgmma_wait<0>(flat_values());
+    free_values(1);
+  }
+
+  // Of a tile of which the other warpgroup has all rows.
+  EFFINFER_DEVICE void pass_step() {
+    const auto place = stage_at(0);
+    // Else it would be ahead by more than barriers tell apart.
+    EFFINFER_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      unit_.barrier_wait(shared_.full[2 * place.index() + i], place.parity());
+    }
+    unit_.sync_warp();
+    free_keys();
+    free_values(1);
   }
 
   EFFINFER_DEVICE FlatValues& flat_values() { return reinterpret_cast<FlatValues&>(values_); }
@@ -126,15 +200,13 @@ class WgmmaAttentionRun {
     return reinterpret_cast<FlatScores&>(scores);
   }
 
-  EFFINFER_DEVICE static int stage_of_keys(const Place& place) { return 2 * place.index; }
-  EFFINFER_DEVICE static int stage_of_values(const Place& place) { return 2 * place.index + 1; }
+  // Stages of keys and of values take turns.
   EFFINFER_DEVICE void free_keys() {
-    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[stage_of_keys(keys_at_)]);
-    keys_at_.next();
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[2 * stage_at(0).index()]);
+    ++multiplied_;
   }
-  EFFINFER_DEVICE void free_values() {
-    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[stage_of_values(values_at_)]);
-    values_at_.next();
+  EFFINFER_DEVICE void free_values(uint32_t back) {
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.empty[2 * stage_at(back).index() + 1]);
   }
 
   template <int kSums, class A>
@@ -149,13 +221,19 @@ class WgmmaAttentionRun {
     return unit_.descriptor(first, 16, 8 * kSwizzledBytes, Swizzle::bytes128);
   }
 
-  // Scores of the step's keys, under way.
-  EFFINFER_DEVICE void add_keys(typename Softmax::Scores& scores) {
-    const int stage = stage_of_keys(keys_at_);
-    unit_.barrier_wait(shared_.full[stage], keys_at_.parity);
+  // The step's keys, before the turn, which others wait for.
+  EFFINFER_DEVICE uint64_t wait_for_keys() {
+    const auto place = stage_at(0);
+    const int stage = 2 * place.index();
+    const uint64_t tile = tile_at(shared_.ring[stage]);
+    unit_.barrier_wait(shared_.full[stage], place.parity());
+    return tile >> 32 << 32 | unit_.same(static_cast<uint32_t>(tile));
+  }
+
+  // Their scores, under way.
+  EFFINFER_DEVICE void add_keys(uint64_t k, typename Softmax::Scores& scores) {
     FlatScores& sums = flat(scores);
     const uint64_t q = tile_at(shared_.queries[group_]);
-    const uint64_t k = tile_at(shared_.ring[stage]);
     unit_.wgmma_fence(sums);
     EFFINFER_UNROLL
     for (int step = 0; step < 2 * kColumns; ++step) {
@@ -169,8 +247,9 @@ class WgmmaAttentionRun {
 
   // Weights times the values of the step before, under way.
   EFFINFER_DEVICE void add_values(typename Softmax::Weights& weights) {
-    const int stage = stage_of_values(values_at_);
-    unit_.barrier_wait(shared_.full[stage], values_at_.parity);
+    const auto place = stage_at(1);
+    const int stage = 2 * place.index() + 1;
+    unit_.barrier_wait(shared_.full[stage], place.parity());
     softmax_.scale(values_);
     const uint64_t v = tile_at(shared_.ring[stage]);
     // At once, so that all weights are made before the first product.
@@ -190,47 +269,37 @@ class WgmmaAttentionRun {
   EFFINFER_DEVICE const TileRow* own_rows() const { return shared_.rows + unit_.warp * kTileRows; }
 
   EFFINFER_DEVICE RowSpan span() const {
-    return span_of(shared_.rows, unit_.warp * kTileRows, result_.num_rows());
+    return span_of(shared_.rows, unit_.warp * kTileRows, item().result.num_rows);
   }
 
   // What the step's softmax asks of it, before its scores are there.
   EFFINFER_DEVICE void look_up() {
-    is_plain_ = softmax_.is_plain(unit_, p_, shared_.visible, span(), shared_.steps[step_.index]);
+    is_plain_ =
+        softmax_.is_plain(unit_, p_, item().visible, span(), shared_.steps[step_at(0).index()]);
   }
   EFFINFER_DEVICE void add_step(typename Softmax::Scores& scores) {
-    const KeyStep& step = shared_.steps[step_.index];
+    const KeyStep& step = shared_.steps[step_at(1).index()];
     if (!is_plain_) {
-      softmax_.set_logits(unit_, p_, shared_.visible, own_rows(), span(), step, scores);
+      softmax_.set_logits(unit_, p_, item().visible, own_rows(), span(), step, scores);
     }
     softmax_.add(unit_, own_rows(), is_shaped(p_), scores);
-    step_.next();
   }
 
-  // Up to segment `end`, of which those without a step matter to partial results only.
+  // Up to segment `end`.
   EFFINFER_DEVICE void end_segments(int end) {
-    while (segment_ < end) {
-      RowState rows[2];
-      softmax_.take(unit_, rows);
-      result_.begin_chunk(unit_, segment_, rows);
-      EFFINFER_UNROLL
-      for (int column = 0; column < kColumns; ++column) {
-        result_.add(unit_, column, values_[column]);
-        clear(values_[column]);
-      }
-      segment_ = result_.is_partial() ? segment_ + 1 : end;
-    }
+    Unit unit = unit_.anew();
+    RowState rows[2];
+    softmax_.take(unit, rows);
+    result_.add(unit, item().result, segment_, end, rows, values_);
+    segment_ = end;
   }
 
-  EFFINFER_DEVICE void finish() {
-    if (!result_.is_partial()) {
-      RowState rows[2];
-      softmax_.take(unit_, rows);
-      return result_.store_with(unit_, tile(), rows, values_);
-    }
-    end_segments((item().end_unit - 1) / ops::kSegmentUnits + 1);
-    const int32_t index = item().merge;
-    if (!ends_last_item(unit_, p_, index, shared_.is_last)) return;
-    result_.merge(unit_, tile(), p_.work.merges[index]);
+  EFFINFER_DEVICE void finish(const Item& item) {
+    Unit unit = unit_.anew();
+    RowState rows[2];
+    softmax_.take(unit, rows);
+    const int end = (item.end_unit - 1) / ops::kSegmentUnits + 1;
+    result_.finish(unit, item.result, item.tile, segment_, end, rows, values_);
   }
 
   Unit& unit_;
@@ -240,12 +309,12 @@ class WgmmaAttentionRun {
   typename Shared::Result result_;
   Softmax softmax_;
   typename Softmax::Values values_ = {};
-  int segment_ = 0;        // that is being summed
-  int next_segment_ = 0;   // that of the step
-  bool is_plain_ = false;  // see StepSoftmax
-  Place keys_at_;
-  Place values_at_;
-  RingPlace<Shared::kSteps> step_;
+  int segment_ = 0;          // that is being summed
+  int next_segment_ = 0;     // that of the step
+  bool is_plain_ = false;    // see StepSoftmax
+  bool shares_ = false;      // the item's tile with the other warpgroup
+  uint32_t multiplied_ = 0;  // steps, with whose keys the warp is done
+  uint32_t ended_ = 0;       // items
 };
 
 }  // namespace effinfer::cuda

@@ -38,16 +38,13 @@ namespace effinfer::cuda {
 inline constexpr int kStepTokens = 128;  // of a stage: half a chunk
 inline constexpr int kSwizzledBytes = 128;
 
-// Where a ring goes on.
+// Where a ring goes on, in one register.
 template <int kPlaces>
 struct RingPlace {
-  int index = 0;
-  int parity = 0;
-  EFFINFER_DEVICE void next() {
-    if (++index < kPlaces) return;
-    index = 0;
-    parity ^= 1;
-  }
+  static_assert((kPlaces & (kPlaces - 1)) == 0);
+  uint32_t count = 0;
+  EFFINFER_DEVICE int index() const { return static_cast<int>(count % kPlaces); }
+  EFFINFER_DEVICE int parity() const { return static_cast<int>(count / kPlaces % 2); }
 };
 
 // What a lane of producing warp `warp` (of four) loads and stores.

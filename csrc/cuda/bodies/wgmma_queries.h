@@ -16,82 +16,83 @@ namespace effinfer::cuda {
 template <int kColumns>
 struct WgmmaQueries {
   static constexpr int kRows = 64;
-  static constexpr int kThreads = 128;
   static constexpr int kTileBytes = kRows * 128;
   static constexpr int kBytes = kColumns / 2 * kTileBytes;
-  static constexpr int kPieces = kColumns * 4;  // of 8 dims, of a row
-  static constexpr int kRowStep = kThreads / kPieces;
-  static constexpr int kOwn = kRows / kRowStep;  // pieces of a thread
+  static constexpr int kPieces = kColumns * 4;       // of 8 dims, of a row
+  static constexpr int kRowStep = kWarp / kPieces;   // rows that a warp has at once
+  static constexpr int kOwn = kTileRows / kRowStep;  // pieces of a lane
+  using Pieces = Quad[kOwn][2];
 
-  // Of rows `first_row` on of the tile, by the warpgroup's threads together: for wgmma after a
-  // barrier. Rows are scaled as in set_lane_queries() (bodies/prefill_rows.h), `rows` with them.
-  template <DType kType, class Unit>
-  EFFINFER_DEVICE static void set(Unit& unit, const ops::AttentionProblem& p,
-                                  const ops::AttentionTile& tile, int first_row, TileRow* rows,
-                                  uint8_t* to) {
-    using Multiply = Products<kType, 1>;
-    const int piece = unit.thread % kPieces;
-    const int own_row = unit.thread % kThreads / kPieces;
-    Quad own[kOwn][2];
-    load(unit, p, tile, first_row + own_row, piece * 8, own);
+  // A warp's 16 rows, from `first_row` of the tile on, on their way; zeros of those that are not
+  // there.
+  template <class Unit>
+  EFFINFER_DEVICE static void load(Unit& unit, const ops::AttentionProblem& p,
+                                   const ops::AttentionTile& tile, int first_row, Pieces& to) {
+    const bool wide = p.q.dtype == DType::f32;
+    const int bytes = wide ? 4 : 2;
+    const int heads = tile.num_heads;
+    const int own_row = first_row + unit.lane / kPieces;
+    int left = tile.num_rows * heads - own_row;  // rows
+    int head = own_row % heads;
+    const uint8_t* from =
+        p.q.data + bytes * ((tile.first_row + own_row / heads) * p.q.row_stride +
+                            (tile.first_head + head) * p.q.head_stride + unit.lane % kPieces * 8);
+    // From a row to that kRowStep rows on, and what is more where that is another token's.
+    const int64_t step =
+        bytes * (kRowStep / heads * p.q.row_stride + kRowStep % heads * p.q.head_stride);
+    const int64_t turn = bytes * (p.q.row_stride - heads * p.q.head_stride);
     EFFINFER_UNROLL
     for (int r = 0; r < kOwn; ++r) {
-      const int row = own_row + r * kRowStep;
+      to[r][0] = to[r][1] = Quad{};
+      if (left > 0) {
+        to[r][0] = unit.load(reinterpret_cast<const Quad*>(from));
+        if (wide) to[r][1] = unit.load(reinterpret_cast<const Quad*>(from) + 1);
+      }
+      left -= kRowStep;
+      from += step;
+      head += kRowStep % heads;
+      if (head < heads) continue;
+      head -= heads;
+      from += turn;
+    }
+  }
+
+  // To rows 16 `warp` on of the warpgroup's: for wgmma after a barrier of these. Rows are scaled as
+  // in set_lane_queries() (bodies/prefill_rows.h); returns what with, of row `lane` of the warp.
+  template <DType kType, class Unit>
+  EFFINFER_DEVICE static float store(Unit& unit, const ops::AttentionProblem& p,
+                                     const Pieces& pieces, int warp, uint8_t* to) {
+    using Multiply = Products<kType, 1>;
+    const int piece = unit.lane % kPieces;
+    float own_power = 1.0f;
+    EFFINFER_UNROLL
+    for (int r = 0; r < kOwn; ++r) {
       float x[8];
-      decode(unit, p.q.dtype, own[r], x);
+      decode(unit, p.q.dtype, pieces[r], x);
       float factor = query_sign(p);
       if constexpr (Multiply::kScalesQueries) {
-        const float power = float_of(bits_of(row_highest(unit, x)) & 0x7f800000);
-        if (power > 0.0f) {
-          factor *= 1.0f / power;
-          if (piece == 0) rows[row].scale *= power;
-        }
+        // A power of two up to 2^126, whose inverse follows from its exponent.
+        uint32_t bits = bits_of(row_highest(unit, x)) & 0x7f800000;
+        if (bits == 0) bits = bits_of(1.0f);
+        if (bits > 253u << 23) bits = 253u << 23;
+        factor *= float_of((254u << 23) - bits);
+        const float of_row = unit.shfl(float_of(bits), unit.lane % kRowStep * kPieces);
+        if (unit.lane / kRowStep == r) own_power = of_row;
       }
       Quad quad;
       EFFINFER_UNROLL
       for (int i = 0; i < 4; ++i) {
         quad.words[i] = Multiply::rounded(unit, x[2 * i] * factor, x[2 * i + 1] * factor);
       }
+      const int row = warp * kTileRows + unit.lane / kPieces + r * kRowStep;
       uint8_t* const tile_row = to + piece / 8 * kTileBytes + row * 128;
       *reinterpret_cast<Quad*>(tile_row + ((piece ^ row) & 7) * 16) = quad;
     }
     unit.fence_async();
+    return own_power;
   }
 
  private:
-  // Eight dims of each of the thread's rows, zeros of those that are not there: all are on their
-  // way before anybody looks at one.
-  template <class Unit>
-  EFFINFER_DEVICE static void load(Unit& unit, const ops::AttentionProblem& p,
-                                   const ops::AttentionTile& tile, int first_row, int dim,
-                                   Quad (&to)[kOwn][2]) {
-    const bool wide = p.q.dtype == DType::f32;
-    const int heads = tile.num_heads;
-    const int rows = tile.num_rows * heads;
-    // Looked up once, whether or not a row is there.
-    const uint8_t* const first =
-        p.q.data + (tile.first_row * p.q.row_stride + tile.first_head * p.q.head_stride + dim) *
-                       (wide ? 4 : 2);
-    int token = first_row / heads;
-    int head = first_row % heads;
-    EFFINFER_UNROLL
-    for (int r = 0; r < kOwn; ++r) {
-      to[r][0] = to[r][1] = Quad{};
-      if (first_row + r * kRowStep < rows) {
-        const int64_t at = token * p.q.row_stride + head * p.q.head_stride;
-        const auto* from = reinterpret_cast<const Quad*>(first + at * (wide ? 4 : 2));
-        to[r][0] = unit.load(from);
-        if (wide) to[r][1] = unit.load(from + 1);
-      }
-      // kRowStep rows on.
-      token += kRowStep / heads;
-      head += kRowStep % heads;
-      if (head < heads) continue;
-      head -= heads;
-      ++token;
-    }
-  }
-
   template <class Unit>
   EFFINFER_DEVICE static void decode(Unit& unit, DType dtype, const Quad (&quads)[2],
                                      float (&x)[8]) {

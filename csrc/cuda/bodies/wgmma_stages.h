@@ -2,7 +2,8 @@
 // warpgroup that re-arranges pages on their way, or a warp that asks for copies of pages that are
 // re-arranged already.
 //
-// What the consumers must know of a step (bodies/stage_walk.h) goes through a ring of its own.
+// What the consumers must know of a step (bodies/stage_walk.h) goes through a ring of its own. Both
+// rings go on from item to item: the first stages of one come while the one before ends.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,35 @@
 namespace effinfer::cuda {
 
 inline constexpr int kGroupWarps = 4;  // of a warpgroup
+inline constexpr int kItemPlaces = 2;  // for the item at hand, and the next one
 
-// Of pages as they lie. Shared: the rings of WgmmaAttentionShared.
+// Where the rings go on, which follows from the stages and items so far: of a step's two stages
+// that of values is at hand when the next step begins, or its keys are next, and an item's end is
+// told as a step is.
+template <class Shared>
+struct RingPlaces {
+  uint32_t stages = 0;
+  uint32_t items = 0;
+  EFFINFER_DEVICE RingPlace<Shared::kStages> stage() const { return {stages}; }
+  EFFINFER_DEVICE RingPlace<Shared::kSteps> step() const { return {(stages + 1) / 2 + items}; }
+  EFFINFER_DEVICE RingPlace<kItemPlaces> item() const { return {items}; }
+};
+
+// Of an item's pages as they lie. Shared: the rings of WgmmaAttentionShared.
 template <class Unit, class Shared>
 class StageProducer {
  public:
   using Tiles = typename Shared::Tiles;
 
   EFFINFER_DEVICE StageProducer(Unit& unit, const ops::AttentionProblem& p,
-                                const ops::AttentionTile& tile, Shared& shared)
+                                const typename Shared::Item& item, RingPlaces<Shared>& at,
+                                Shared& shared)
       : unit_(unit),
         shared_(shared),
         warp_(unit.shfl(unit.warp % kGroupWarps, 0)),
-        tiles_(unit.lane, warp_, p, tile.kv_head),
-        walk_(unit, shared.units, shared.rule) {}
+        tiles_(unit.lane, warp_, p, item.tile.kv_head),
+        walk_(unit, item.units, item.rule),
+        at_(at) {}
 
   // The loads of the next group are under way while one is stored, over the ends of stages too.
   EFFINFER_DEVICE void run() {
@@ -56,13 +72,14 @@ class StageProducer {
             load(next, 0);
           }
         }
-        if (group == 0) unit_.barrier_wait(shared_.empty[stage_.index], stage_.parity ^ 1);
+        if (group == 0)
+          unit_.barrier_wait(shared_.empty[at_.stage().index()], at_.stage().parity() ^ 1);
         store(now, group);
       }
       unit_.fence_async();
       unit_.sync_warp();
-      if (unit_.lane == 0) unit_.barrier_arrive(shared_.full[stage_.index]);
-      stage_.next();
+      if (unit_.lane == 0) unit_.barrier_arrive(shared_.full[at_.stage().index()]);
+      ++at_.stages;
       now = next;
     }
   }
@@ -88,7 +105,7 @@ class StageProducer {
   // Keys that are not visited may be anything, as their scores are hidden; values are multiplied
   // with weights of zero.
   EFFINFER_DEVICE void store(const Source& source, int group) {
-    uint8_t* const stage = shared_.ring[stage_.index];
+    uint8_t* const stage = shared_.ring[at_.stage().index()];
     if (source.from != nullptr) {
       tiles_.store(source.of_values, groups_[group % 2], group, stage);
     } else if (source.of_values) {
@@ -96,14 +113,13 @@ class StageProducer {
     }
   }
 
-  // Tells the consumers of the step that begins, or that all are over. The step whose place it
-  // takes is done: the stage at hand has the place of values that came no earlier.
+  // Tells the consumers of the step that begins, or that all are over. What had its place is done
+  // (see kSteps).
   EFFINFER_DEVICE void publish() {
     if (warp_ != 0) return;
-    walk_.store(shared_.steps[step_.index]);
+    walk_.store(shared_.steps[at_.step().index()]);
     // What other lanes have stored is there with the step's keys.
-    if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[step_.index]);
-    step_.next();
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[at_.step().index()]);
   }
 
   Unit& unit_;
@@ -111,23 +127,24 @@ class StageProducer {
   const int warp_;  // of the warpgroup
   const Tiles tiles_;
   StageWalk<Unit, true> walk_;
-  RingPlace<Shared::kStages> stage_;
-  RingPlace<Shared::kSteps> step_;
+  RingPlaces<Shared>& at_;
   typename Tiles::Group groups_[2];
 };
 
-// Of pages that are re-arranged, by one warp.
+// Of an item's pages that are re-arranged, by one warp.
 template <class Unit, class Shared>
 class StageCopies {
  public:
   using Tiles = typename Shared::Tiles;
 
   EFFINFER_DEVICE StageCopies(Unit& unit, const ops::AttentionProblem& p,
-                              const ops::AttentionTile& tile, Shared& shared)
+                              const typename Shared::Item& item, RingPlaces<Shared>& at,
+                              Shared& shared)
       : unit_(unit),
         shared_(shared),
-        unit_zero_(p.arranged + int64_t{tile.arranged} * (2 * Tiles::kPageBytes)),
-        walk_(unit, shared.units, shared.rule) {}
+        unit_zero_(p.arranged + int64_t{item.tile.arranged} * (2 * Tiles::kPageBytes)),
+        walk_(unit, item.units, item.rule),
+        at_(at) {}
 
   EFFINFER_DEVICE void run() {
     for (;;) {
@@ -149,35 +166,36 @@ class StageCopies {
 
   // As StageProducer's.
   EFFINFER_DEVICE void publish() {
-    walk_.store(shared_.steps[step_.index]);
-    if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[step_.index]);
-    step_.next();
+    walk_.store(shared_.steps[at_.step().index()]);
+    if (unit_.lane == 0) unit_.barrier_arrive(shared_.step_full[at_.step().index()]);
   }
 
   EFFINFER_DEVICE void copy_stage() {
-    unit_.barrier_wait(shared_.empty[stage_.index], stage_.parity ^ 1);
+    unit_.barrier_wait(shared_.empty[at_.stage().index()], at_.stage().parity() ^ 1);
     unit_.sync_warp();  // nobody still waits when the phase after that one begins
+    Mbarrier& full = shared_.full[at_.stage().index()];
     if (unit_.lane == 0) {
       if (walk_.of_values()) {
-        copy_values();
+        copy_values(full);
       } else {
-        copy_keys();
+        copy_keys(full);
       }
+    } else if (unit_.lane < kGroupWarps) {
+      unit_.barrier_arrive(full);  // for the other warps
     }
-    stage_.next();
+    ++at_.stages;
   }
 
   // Of units that are not visited the stage keeps what it has: their scores are hidden.
-  EFFINFER_DEVICE void copy_keys() {
+  EFFINFER_DEVICE void copy_keys(Mbarrier& full) {
     constexpr int kHalf = Tiles::kKeyTile / 2;
     const bool both = walk_.unit_of(0) >= 0 && walk_.unit_of(1) >= 0;
-    Mbarrier& full = shared_.full[stage_.index];
     unit_.barrier_arrive_expect(full, both ? 2 * Tiles::kPageBytes : Tiles::kPageBytes);
     EFFINFER_UNROLL
     for (int i = 0; i < kStepUnits; ++i) {
       if (walk_.unit_of(i) < 0) continue;
       const uint8_t* from = page_of(walk_.unit_of(i));
-      uint8_t* to = shared_.ring[stage_.index] + i * kHalf;
+      uint8_t* to = shared_.ring[at_.stage().index()] + i * kHalf;
       EFFINFER_UNROLL
       for (int tile = 0; tile < Tiles::kPageBytes / kHalf; ++tile) {
         unit_.copy_bulk(to + tile * Tiles::kKeyTile, from + tile * kHalf, kHalf, full);
@@ -187,16 +205,15 @@ class StageCopies {
 
   // Values that are not visited are multiplied with weights of zero: those of the step's other unit
   // do, which are finite wherever the result is.
-  EFFINFER_DEVICE void copy_values() {
+  EFFINFER_DEVICE void copy_values(Mbarrier& full) {
     static_assert(Tiles::kValueTile == Tiles::kPageBytes);
-    Mbarrier& full = shared_.full[stage_.index];
     unit_.barrier_arrive_expect(full, 2 * Tiles::kPageBytes);
     EFFINFER_UNROLL
     for (int i = 0; i < kStepUnits; ++i) {
       const int32_t own = walk_.unit_of(i);
       const uint8_t* from = page_of(own >= 0 ? own : walk_.unit_of(1 - i)) + Tiles::kPageBytes;
-      unit_.copy_bulk(shared_.ring[stage_.index] + i * Tiles::kValueTile, from, Tiles::kPageBytes,
-                      full);
+      unit_.copy_bulk(shared_.ring[at_.stage().index()] + i * Tiles::kValueTile, from,
+                      Tiles::kPageBytes, full);
     }
   }
 
@@ -204,8 +221,7 @@ class StageCopies {
   Shared& shared_;
   const uint8_t* const unit_zero_;  // where unit 0 of the sequence would lie
   StageWalk<Unit, false> walk_;
-  RingPlace<Shared::kStages> stage_;
-  RingPlace<Shared::kSteps> step_;
+  RingPlaces<Shared>& at_;
 };
 
 }  // namespace effinfer::cuda

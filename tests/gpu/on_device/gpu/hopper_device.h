@@ -7,10 +7,10 @@
 
 namespace effinfer {
 
-// Skips the test where the GPU is another one.
+// Skips the test where the GPU is another one, which has the multiprocessors that it has.
 class OnHopper {
  public:
-  OnHopper() {
+  explicit OnHopper(int = 0) {
     if (current_target(kGpu).arch != 90) check::skip("needs compute capability 9.0");
   }
 };
