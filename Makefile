@@ -17,7 +17,7 @@
 #   make sanitize  the core's tests and the GGUF fuzzer under ASan and UBSan; the pool, the engine,
 #                  speculation and the GPU's emulator under TSan
 #   make sanitize-gpu
-#                  the tests of single GPU kernels under ASan and UBSan
+#                  GPU kernels in the emulator under ASan and UBSan, alone and in whole models
 #   make fidelity  distance to a float32 reference on the full text
 #   make bench     speed against the peers, interleaved; writes docs/performance.md;
 #                  BENCH_FLAGS="--only context,batch" measures some sections again
@@ -148,12 +148,12 @@ ifneq ($(shell command -v ccache),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 endif
 
-CONFIGURE_ASAN = PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . -B build/asan $(SANITIZE_FLAGS) \
+CONFIGURE_ASAN = PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/cmake -S . $(SANITIZE_FLAGS) \
   -DEFFINFER_SANITIZE=address,undefined
 
 sanitize: | $(BIN)/python
 	@$(SETUP) build
-	$(CONFIGURE_ASAN)
+	$(CONFIGURE_ASAN) -B build/asan
 	$(BIN)/cmake --build build/asan
 	ASAN_OPTIONS=allocator_may_return_null=1 $(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2 -LE kernels
 	build/asan/tests/cpp/fuzz_gguf tests/cpp/corpus/gguf $(FUZZ_MUTATIONS)
@@ -166,9 +166,9 @@ sanitize: | $(BIN)/python
 
 sanitize-gpu: | $(BIN)/python
 	@$(SETUP) build
-	$(CONFIGURE_ASAN)
-	$(BIN)/cmake --build build/asan --target gpu_tests
-	$(BIN)/ctest --test-dir build/asan --output-on-failure --parallel 2 -L kernels
+	$(CONFIGURE_ASAN) -B build/asan-gpu -DEFFINFER_SANITIZE_KERNELS=ON
+	$(BIN)/cmake --build build/asan-gpu --target gpu_tests
+	$(BIN)/ctest --test-dir build/asan-gpu --output-on-failure --parallel 2 -R '^test_gpu_'
 	@echo "sanitize-gpu: clean"
 
 fidelity: | $(BIN)/python

@@ -8,12 +8,16 @@ if(NOT EFFINFER_CUDA STREQUAL "OFF")
   find_program(EFFINFER_NVCC nvcc)
 endif()
 
-# What calls nvcc: a tool that makes PTX small, where there is a Python to run it, behind ccache, which
-# knows nvcc too, whose files take the longest.
+# What calls nvcc: a tool that makes PTX small, if asked for and there is a Python to run it, behind
+# ccache, which knows nvcc too, whose files take the longest.
 function(effinfer_cuda_launcher out)
   set(tools ${PROJECT_SOURCE_DIR}/tools)
   set(launcher ${CMAKE_CUDA_COMPILER_LAUNCHER})
-  find_package(Python 3.10 COMPONENTS Interpreter QUIET)
+  if(EFFINFER_CUDA_SMALL)
+    find_package(Python 3.10 COMPONENTS Interpreter QUIET)
+  else()
+    set(Python_Interpreter_FOUND OFF)
+  endif()
   if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
     set(launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
     if(Python_Interpreter_FOUND)
@@ -27,14 +31,30 @@ function(effinfer_cuda_launcher out)
   set(${out} ${launcher} PARENT_SCOPE)
 endfunction()
 
+# Files of csrc/cuda that are compiled together, for GPUs and for the emulator, where CMake can (3.31).
+# Most of the time of a file with small kernels is that of headers, for GPUs once for each
+# architecture and twice for the host; and kernels that are alike compress better together.
+set(EFFINFER_KERNEL_GROUPS small_kernels matmul_streams matmul_prompts hopper scores_and_lists
+  attentions)
+set(EFFINFER_KERNELS_small_kernels append_pages decode_pages elementwise embedding move_tokens operand
+  rope rows sample top_rows)
+set(EFFINFER_KERNELS_matmul_streams matmul_u4 matmul_u5_u6 matmul_u8_dense matmul_pair matmul_ternary)
+set(EFFINFER_KERNELS_matmul_prompts tile_u4 tile_u5_u6 tile_u8_dense)
+set(EFFINFER_KERNELS_hopper matmul matmul_tiles matmul_wgmma wgmma_u4 wgmma_u5_u6 wgmma_u8_dense
+  wgmma_attention)
+set(EFFINFER_KERNELS_scores_and_lists bucket_index caller_index column_index hash_index history_index
+  key_scores page_index prefill_index row_top strided_index top_windows)
+set(EFFINFER_KERNELS_attentions attention latent_attention plain_attention)
+function(effinfer_group_kernels target)
+  foreach(group IN LISTS EFFINFER_KERNEL_GROUPS)
+    list(TRANSFORM EFFINFER_KERNELS_${group}
+         REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/csrc/cuda/\\1.cu" OUTPUT_VARIABLE files)
+    set_source_files_properties(${files} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+endfunction()
+
 set(cuda_objects "")
-set(small_kernels append_pages elementwise embedding move_tokens operand rope rows top_rows)
-set(matmul_choices matmul matmul_tiles matmul_wgmma)
-set(matmul_streams matmul_u4 matmul_u5_u6 matmul_u8_dense matmul_pair matmul_ternary)
-set(matmul_prompts tile_u4 tile_u5_u6 tile_u8_dense)
-set(matmul_hopper wgmma_u4 wgmma_u5_u6 wgmma_u8_dense)
-set(scores_and_lists bucket_index hash_index history_index key_scores page_index row_top strided_index
-  top_windows)
 if(EFFINFER_CUDA STREQUAL "OFF")
   set(cuda_status "not built: EFFINFER_CUDA=OFF")
 elseif(NOT EFFINFER_NVCC AND EFFINFER_CUDA STREQUAL "ON")
@@ -48,15 +68,8 @@ else()
   file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
   add_library(effinfer_cuda OBJECT ${cuda_kernels} csrc/cuda/backend.cpp
     csrc/cuda/register.cpp csrc/cuda/tensor_map.cpp)
-  # Files that are compiled together, where CMake can (3.31). Most of the time of a file with small
-  # kernels is that of headers, once for each architecture and for the host; and kernels that are
-  # alike compress better together.
-  foreach(group small_kernels matmul_choices matmul_streams matmul_prompts matmul_hopper
-          scores_and_lists)
-    list(TRANSFORM ${group} REPLACE "(.+)" "csrc/cuda/\\1.cu")
-    set_source_files_properties(${${group}} PROPERTIES UNITY_GROUP ${group})
-  endforeach()
-  set_target_properties(effinfer_cuda PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP
+  effinfer_group_kernels(effinfer_cuda)
+  set_target_properties(effinfer_cuda PROPERTIES
     CUDA_ARCHITECTURES "${EFFINFER_CUDA_ARCHITECTURES}" CUDA_STANDARD 20 CXX_STANDARD 20
     CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden POSITION_INDEPENDENT_CODE ON
     VISIBILITY_INLINES_HIDDEN ON)
@@ -64,7 +77,11 @@ else()
   set_target_properties(effinfer_cuda PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
   # Functions that are constexpr are the host's and the device's. A spill is a bug.
   target_compile_options(effinfer_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;\
--Xptxas=--warn-on-spills;--compress-mode=size>")
+-Xptxas=--warn-on-spills>")
+  if(EFFINFER_CUDA_SMALL)
+    target_compile_options(effinfer_cuda PRIVATE
+      "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
+  endif()
   target_include_directories(effinfer_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc/include
     ${PROJECT_SOURCE_DIR}/csrc ${CUDAToolkit_INCLUDE_DIRS})
   set(hopper 0)

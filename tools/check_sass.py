@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ SHARED_KIB |= {"sm_100": 228, "sm_103": 228, "sm_120": 100, "sm_121": 100}
 HOPPER = "sm_90a"
 SHARED_OF_A_BLOCK = 1024  # that the system takes beside a block's own
 
+PRODUCT, WAIT = "HGMMA", "WARPGROUP.DEPBAR"  # of wgmma
+
 
 @dataclass
 class Kernel:
@@ -48,7 +51,7 @@ class Kernel:
     registers: int
     stack: int = 0
     spills: int = 0
-    opcodes: set[str] | None = field(default=None, repr=False)
+    opcodes: Counter[str] | None = field(default=None, repr=False)  # how often each occurs
 
     def blocks(self) -> int:
         """How many of its blocks a multiprocessor holds at once."""
@@ -154,32 +157,38 @@ CODE_FUNCTION = re.compile(r"^\s*Function : (\w+)")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]*)")
 
 
-def parse_sass(dump: Iterable[str]) -> dict[tuple[str, str], set[str]]:
+def parse_sass(dump: Iterable[str]) -> dict[tuple[str, str], Counter[str]]:
     """The opcodes of `cuobjdump -sass`, by architecture and mangled name."""
-    found: dict[tuple[str, str], set[str]] = {}
-    arch, here = "", set[str]()
+    found: dict[tuple[str, str], Counter[str]] = {}
+    arch, here = "", Counter[str]()
     for line in dump:
         if match := INSTRUCTION.match(line):
-            here.add(match[1])
+            here[match[1]] += 1
         elif match := CODE_OF.match(line):
             arch = match[1]
         elif match := CODE_FUNCTION.match(line):
-            here = found.setdefault((arch, match[1]), set())
+            here = found.setdefault((arch, match[1]), Counter())
     return found
 
 
 def has_opcode(opcodes: Iterable[str], wanted: str) -> bool:
     """Whether one is the wanted one; it may have modifiers beside those wanted, in any order."""
+    return count_opcode(Counter(opcodes), wanted) > 0
+
+
+def count_opcode(opcodes: Counter[str], wanted: str) -> int:
+    """How often it occurs, with whatever modifiers beside those wanted."""
     base, *modifiers = wanted.split(".")
-    for opcode in opcodes:
+    count = 0
+    for opcode, times in opcodes.items():
         found, *others = opcode.split(".")
         if found == base and set(modifiers) <= set(others):
-            return True
-    return False
+            count += times
+    return count
 
 
 def kernels_of(
-    usages: Iterable[RawUsage], opcodes: dict[tuple[str, str], set[str]] | None
+    usages: Iterable[RawUsage], opcodes: dict[tuple[str, str], Counter[str]] | None
 ) -> list[Kernel]:
     usages = list(usages)
     names = demangle(name for _, name, _ in usages)
@@ -199,7 +208,7 @@ def kernels_of(
                 # A disassembler names code of a family as that of its first member.
                 opcodes=None
                 if opcodes is None
-                else opcodes.get((arch.rstrip("f"), mangled), set()),
+                else opcodes.get((arch.rstrip("f"), mangled), Counter()),
             )
         )
     return kernels
@@ -221,6 +230,16 @@ def check_registers(kernel: Kernel, budget: Budget) -> list[str]:
     return problems
 
 
+def check_waits(opcodes: Counter[str], budget: Budget) -> list[str]:
+    waits = count_opcode(opcodes, WAIT)
+    if budget.waits is None:
+        return ["waits of wgmma in its code, and no number in its row"] if waits > 0 else []
+    if waits <= budget.waits:
+        return []
+    products = count_opcode(opcodes, PRODUCT)
+    return [f"{waits} waits for {products} wgmma, at most {budget.waits}"]
+
+
 def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
     problems: list[str] = []
     if not fnmatchcase(kernel.arch, budget.arch):
@@ -237,6 +256,7 @@ def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
             for opcode in (budget.hopper if kernel.arch == HOPPER else None) or budget.opcodes
             if not has_opcode(kernel.opcodes, opcode)
         ]
+        problems += check_waits(kernel.opcodes, budget)
     return [f"{kernel.name} ({kernel.arch}): {problem}" for problem in problems]
 
 
@@ -294,7 +314,7 @@ def read_objects(objects: list[Path], cuobjdump: str) -> list[Kernel]:
         env = {**os.environ, "PATH": path}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
-    def read(file: Path) -> tuple[list[RawUsage], dict[tuple[str, str], set[str]]]:
+    def read(file: Path) -> tuple[list[RawUsage], dict[tuple[str, str], Counter[str]]]:
         usage = parse_usage(dump("--dump-resource-usage", file))
         return usage, parse_sass(dump("-sass", file).splitlines()) if disassembler else {}
 
@@ -359,7 +379,9 @@ def main() -> None:
         parser.error("expected BUILD_DIR or --ptxas-log FILE")
     if arguments.list:
         for kernel in sorted(kernels, key=lambda kernel: (kernel.name, kernel.arch)):
-            print(f"{kernel} blocks={kernel.blocks() if kernel.threads else '?'}")
+            waits = count_opcode(kernel.opcodes or Counter(), WAIT)
+            blocks = kernel.blocks() if kernel.threads else "?"
+            print(f"{kernel} blocks={blocks}" + (f" waits={waits}" if waits else ""))
     problems = check(kernels)
     if problems:
         print("\n".join(problems))

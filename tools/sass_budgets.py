@@ -19,6 +19,8 @@ class Budget:
     opcodes: tuple[str, ...] = ()  # each must occur, with at least these modifiers
     hopper: tuple[str, ...] = ()  # in place of these, where sm_90a has another way
     arch: str = "*"  # those that it is for, as an fnmatch pattern; for others it is empty
+    # Waits for wgmma at most: ptxas puts one behind each where it serialises them, without a word.
+    waits: int | None = None
 
 
 # What rows say of registers and blocks is for these. On others ptxas takes some more, so that what
@@ -60,8 +62,8 @@ BUDGETS = (
     Budget("StreamMatmul<PackedFormat{*}, 2, 16, 1>", 128, 1, 128, STREAM, BULK_STREAM),
     Budget("StreamMatmul<PackedFormat{*}, 4, 8, 2>", 232, 1, 128, STREAM, BULK_STREAM),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
-    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, arch="sm_90a"),
-    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, arch="sm_90a"),
+    Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, arch="sm_90a", waits=4),
+    Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, arch="sm_90a", waits=4),
     Budget("StreamPair<2>", 224, 1, 128, STREAM, BULK_STREAM),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, arch=NOT_HOPPER),
@@ -90,8 +92,8 @@ BUDGETS = (
     Budget("ArrangePages<2>", 64, 8, 1, ROWS, arch="sm_90a"),
     Budget("ArrangePages<4>", 104, 4, 1, ROWS, arch="sm_90a"),
     # Arguments: dtype, columns of 32 dims. Registers as those of WgmmaMatmul.
-    Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, arch="sm_90a"),
-    Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, arch="sm_90a"),
+    Budget("WgmmaAttention<[12], 2>", 168, 1, 183296, WGMMA_ATTENTION, arch="sm_90a", waits=5),
+    Budget("WgmmaAttention<[12], 4>", 168, 1, 232448, WGMMA_ATTENTION, arch="sm_90a", waits=5),
     # Arguments: dtype of keys, columns of 32 dims, warps, stages of the ring, columns whose results
     # are in registers. A multiprocessor holds 8 warps, of an A100 with the widest heads 4.
     Budget("PrefillKernel<[12], 2, 8, 4, 2>", 255, 1, 84992, PREFILL),

@@ -34,7 +34,7 @@ const char* rejects_rows(const AttentionProblem& p) {
   return nullptr;
 }
 
-const char* rejects(const AttentionProblem& p) {
+const char* rejects_latent(const AttentionProblem& p) {
   if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
   if (p.k_rope.dims <= 0) return "keys have no rotated part: see plain_attention";
   if (!same_rows(p.k, p.v)) return "values are not the latent part of the keys";
@@ -46,11 +46,11 @@ const char* rejects(const AttentionProblem& p) {
   return rejects_rows(p);
 }
 
-size_t shared_bytes(const AttentionProblem&) {
+size_t latent_shared_bytes(const AttentionProblem&) {
   return sizeof(LatentShared);
 }
 
-void launch_attention(const AttentionProblem& p, Queue& queue) {
+void launch_latent(const AttentionProblem& p, Queue& queue) {
   if (p.q.dtype == DType::f16) {
     launch<LatentAttentionKernel<DType::f16>>(p, p.work.num_items, queue);
   } else {
@@ -61,7 +61,7 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
 }  // namespace
 
 void register_latent_attention() {
-  add<AttentionProblem>("latent_attention", rejects, launch_attention, shared_bytes);
+  add<AttentionProblem>("latent_attention", rejects_latent, launch_latent, latent_shared_bytes);
 }
 
 }  // namespace effinfer::cuda

@@ -11,7 +11,7 @@ namespace {
 using ops::AttentionProblem;
 
 // What no kernel over a caller's rows does. Without values there are sums of weights alone.
-const char* rejects(const AttentionProblem& p) {
+const char* rejects_plain(const AttentionProblem& p) {
   if (p.source != ops::KeySource::rows) return "keys are pages of the engine";
   if (p.num_kv_heads <= 0 || p.num_qo_heads <= 0 || p.num_qo_heads % p.num_kv_heads != 0) {
     return "heads is not a multiple of kv_heads";
@@ -22,7 +22,7 @@ const char* rejects(const AttentionProblem& p) {
 }
 
 const char* rejects_tensor_cores(const AttentionProblem& p) {
-  if (const char* reason = rejects(p)) return reason;
+  if (const char* reason = rejects_plain(p)) return reason;
   if (p.work.tile_rows > kPlainRows) return "tiles have more than 16 rows";
   if (p.q_rope.dims > 0 || p.k_rope.dims > 0) return "no dims beside q and k";
   const DType dtype = p.k.dtype;
@@ -44,7 +44,7 @@ const char* rejects_tensor_cores(const AttentionProblem& p) {
 }
 
 const char* rejects_floats(const AttentionProblem& p) {
-  if (const char* reason = rejects(p)) return reason;
+  if (const char* reason = rejects_plain(p)) return reason;
   if (!ops::is_row_type(p.q.dtype)) return "queries are not f32, f16 or bf16";
   if (!ops::is_kv_type(p.k.dtype)) return "keys are not f32, f16, bf16 or of 8 bits";
   const bool same = p.k_rope.dims == 0 || p.k_rope.dtype == p.k.dtype;
@@ -54,7 +54,7 @@ const char* rejects_floats(const AttentionProblem& p) {
 
 // visit.operator()<Kernel>() with the kernel of the problem's rows.
 template <class Visit>
-auto with_kernel(const AttentionProblem& p, Visit&& visit) {
+auto with_plain_kernel(const AttentionProblem& p, Visit&& visit) {
   const int32_t dims = p.k.dims > p.v.dims ? p.k.dims : p.v.dims;
   const auto of_type = [&]<DType kType>() {
     if (dims <= 64) return visit.template operator()<PlainAttentionKernel<kType, 64>>();
@@ -65,12 +65,12 @@ auto with_kernel(const AttentionProblem& p, Visit&& visit) {
                                  : of_type.template operator()<DType::bf16>();
 }
 
-size_t shared_bytes(const AttentionProblem& p) {
-  return with_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
+size_t plain_shared_bytes(const AttentionProblem& p) {
+  return with_plain_kernel(p, [&]<class Kernel>() { return sizeof(typename Kernel::Shared); });
 }
 
-void launch_attention(const AttentionProblem& p, Queue& queue) {
-  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(p, p.work.num_items, queue); });
+void launch_plain(const AttentionProblem& p, Queue& queue) {
+  with_plain_kernel(p, [&]<class Kernel>() { launch<Kernel>(p, p.work.num_items, queue); });
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ void register_plain_attention() {
         launch<FloatAttentionKernel>(p, p.work.num_items, queue);
       },
       [](const AttentionProblem&) { return sizeof(FloatAttentionShared); });
-  add<AttentionProblem>("plain_attention", rejects_tensor_cores, launch_attention, shared_bytes);
+  add<AttentionProblem>("plain_attention", rejects_tensor_cores, launch_plain, plain_shared_bytes);
 }
 
 }  // namespace effinfer::cuda

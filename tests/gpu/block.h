@@ -92,7 +92,8 @@ class Block {
     bool late = false;  // runs when nobody else can
     bool started = false;
     bool done = false;
-    std::string waits;         // for what, while it does, apart from collectives
+    const char* waits = nullptr;  // for what, while it does, apart from collectives
+    Where waits_at;
     std::vector<Copy> copies;  // that have not landed, of group `groups` where not committed
     int groups = 0;
   };
@@ -112,7 +113,7 @@ class Block {
   void release(Progress& by);
   Hopper& hopper() { return hopper_; }
   // Stops a thread until somebody wakes it: one of `waiters`.
-  void sleep(Unit& unit, std::vector<size_t>& waiters, std::string what);
+  void sleep(Unit& unit, std::vector<size_t>& waiters, const char* what, const Where& where);
   void wake(std::vector<size_t>& waiters);
   // What the thread has done is known to who acquires `to`, if clocks are kept.
   void tell(const Unit& unit, Clock& to);
@@ -261,7 +262,7 @@ inline void Block::start(int block) {
     thread.done = false;
     thread.copies.clear();
     thread.groups = 0;
-    thread.waits.clear();
+    thread.waits = nullptr;
     thread.fiber.start(&Block::enter);
   }
   added_syncs_ = UINT32_MAX;
@@ -280,7 +281,7 @@ inline std::string Block::waiting() const {
   for (const Meeting& meeting : warps_) text += meeting.waiting();
   std::map<std::string, int> others;
   for (const Thread& thread : threads_) {
-    if (!thread.waits.empty()) ++others[thread.waits];
+    if (thread.waits != nullptr) ++others[Call{false, false, thread.waits, thread.waits_at}.text()];
   }
   for (const auto& [what, count] : others) {
     text.append(" ").append(std::to_string(count)).append(" wait in ").append(what).append(";");
@@ -438,12 +439,14 @@ inline bool Block::knows(const Unit& unit, const Clock& of) const {
   return std::equal(of.begin(), of.end(), mine.begin(), std::less_equal<>());
 }
 
-inline void Block::sleep(Unit& unit, std::vector<size_t>& waiters, std::string what) {
+inline void Block::sleep(Unit& unit, std::vector<size_t>& waiters, const char* what,
+                         const Where& where) {
   Thread& mine = thread(unit);
   waiters.push_back(static_cast<size_t>(unit.thread));
-  mine.waits = std::move(what);
+  mine.waits = what;
+  mine.waits_at = where;
   hand_over(mine);
-  mine.waits.clear();
+  mine.waits = nullptr;
 }
 
 inline void Block::wake(std::vector<size_t>& waiters) {

@@ -13,10 +13,6 @@
 namespace effinfer::cuda::host {
 namespace {
 
-std::string text_of(const char* what, const Where& where) {
-  return Call{false, false, what, where}.text();
-}
-
 MbarrierState& state_of(Block& block, const Mbarrier& barrier, const char* what) {
   const auto found = block.hopper().barriers.find(&barrier);
   if (found == block.hopper().barriers.end()) {
@@ -95,7 +91,7 @@ void Unit::sync_some(int id, int threads, Where where) {
   if (barrier.arrived == threads) {
     end_phase(*owner_, barrier);
   } else {
-    owner_->sleep(*this, barrier.waiters, text_of("sync_some", where));
+    owner_->sleep(*this, barrier.waiters, "sync_some", where);
   }
   order_after(&barrier);
   owner_->learn(*this, barrier.over);
@@ -170,7 +166,7 @@ void Unit::barrier_wait(Mbarrier& barrier, int parity, Where where) {
   MbarrierState& state = state_of(*owner_, barrier, "barrier_wait");
   require(owner_->knows(*this, state.made), "barrier_wait", "no barrier since barrier_init");
   while (state.phases % 2 == static_cast<uint32_t>(parity)) {
-    owner_->sleep(*this, state.waiters, text_of("barrier_wait", where));
+    owner_->sleep(*this, state.waiters, "barrier_wait", where);
   }
   order_after(&state);
   owner_->learn(*this, state.over);
@@ -208,7 +204,7 @@ void Unit::change_registers(int count, bool more, Where where) {
     return owner_->wake(hopper.register_waiters);
   }
   while (own < count && hopper.spare_registers < count - own) {
-    owner_->sleep(*this, hopper.register_waiters, text_of(what, where));
+    owner_->sleep(*this, hopper.register_waiters, what, where);
   }
   if (own == count) return;
   hopper.spare_registers -= count - own;

@@ -58,18 +58,22 @@ struct GpuWeight {
   void find_magnitudes() {
     const ops::PackedWeight& weight = packed.view;
     magnitudes = values;
-    for (size_t i = 0; i < values.size(); ++i) {
-      const auto row = static_cast<int64_t>(i) / weight.cols;
-      const auto k = static_cast<int64_t>(i) % weight.cols;
-      if (weight.format.has_min) {
+    for (float& x : magnitudes) x = std::abs(x);
+    if (!weight.format.has_min) return;
+    const int64_t step = weight.format.sub_block;
+    for (int64_t group = 0; group * 16 < weight.rows; ++group) {
+      for (int64_t first = 0; first < weight.cols; first += step) {
         const cpu::Affine affine =
-            cpu::load_affine(weight.format, weight, weight.group(row / 16), k / ops::kSuperblock,
-                             k % ops::kSuperblock / weight.format.sub_block);
-        const float minimum = affine.min[row % 16];
-        magnitudes[i] = std::abs(values[i] - minimum) + std::abs(minimum) +
-                        256 * std::abs(affine.scale[row % 16]);
-      } else {
-        magnitudes[i] = std::abs(values[i]);
+            cpu::load_affine(weight.format, weight, weight.group(group), first / ops::kSuperblock,
+                             first % ops::kSuperblock / step);
+        for (int64_t row = group * 16; row < std::min(weight.rows, group * 16 + 16); ++row) {
+          const float minimum = affine.min[row % 16];
+          const float scale = std::abs(affine.scale[row % 16]);
+          for (int64_t k = first; k < std::min(weight.cols, first + step); ++k) {
+            const auto i = static_cast<size_t>(row * weight.cols + k);
+            magnitudes[i] = std::abs(values[i] - minimum) + std::abs(minimum) + 256 * scale;
+          }
+        }
       }
     }
   }

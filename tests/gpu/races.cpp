@@ -13,10 +13,9 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -25,58 +24,16 @@
 #include "gpu/fiber.h"
 #include "gpu/hopper.h"
 #include "gpu/host_unit.h"
+#include "gpu/shadow.h"
 
 namespace effinfer::cuda::host {
 namespace {
-
-constexpr size_t kPage = 4096;
-// More than that is given back between launches.
-constexpr size_t kPagesKept = 512;
 
 // Stand for instructions that are not the program's own.
 const char kReads = 0;
 const char kCopies = 1;
 
 std::string place_of(const void* caller);
-
-// Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches.
-struct Access {
-  uint32_t run = 0;
-  uint32_t syncs = 0;
-  uint32_t step = 0;  // `warp_syncs` of its thread or, where clocks are kept, the epoch
-  uint16_t thread = 0;
-  uint16_t fences = 0;
-  uint16_t async_fences = 0;
-  bool has_clock = false;
-
-  bool operator==(const Access&) const = default;
-};
-
-// The last write of a byte, and two reads since then that stand for all: while neither is ordered
-// before another read, they are of two threads, of two warps or blocks where there were such. In
-// kernels that order some threads only (clocks.h) all reads count that are not ordered before
-// others.
-struct Byte {
-  Access write;
-  std::array<Access, 2> reads;
-  bool awaits_copy = false;
-  std::unique_ptr<std::vector<Access>> more_reads;
-
-  Byte clone() const {
-    Byte copy{write, reads, awaits_copy, nullptr};
-    if (more_reads) copy.more_reads = std::make_unique<std::vector<Access>>(*more_reads);
-    return copy;
-  }
-};
-
-constexpr uintptr_t kWord = 4;
-
-// Of four bytes, which are told apart once something has touched less than all.
-struct Word {
-  Byte whole;
-  std::unique_ptr<std::array<Byte, kWord>> parts;
-  uint32_t since = 0;  // the launch, or the run of a block for which shared memory is new
-};
 
 // What blocks have done for each other.
 struct Fences {
@@ -92,22 +49,18 @@ class Detector final : public Observer {
     threads_ = static_cast<size_t>(grid.threads);
     fences_.clear();
     complaint_.clear();
-    if (pages_.size() > kPagesKept) {
-      pages_.clear();
-      recent_ = {};
-    }
+    shadow_.begin_launch();
   }
   void block_begins(const void* shared, size_t bytes) override {
     ++run_;
     fences_.emplace_back().of_thread.resize(threads_ + Hopper::kMostBarriers);
     async_fences_.assign(threads_ + Hopper::kMostBarriers, {});
     syncs_.clear();
-    shared_ = reinterpret_cast<uintptr_t>(shared);
-    if (shared_words_.size() < bytes / kWord + 1) shared_words_.resize(bytes / kWord + 1);
-    shared_size_ = bytes;
+    shadow_.begin_block(shared, bytes);
   }
   void resumes(const Progress* thread) override;
-  void passes_sync(uint32_t, const Where& where) override {
+  void passes_sync(uint32_t syncs, const Where& where) override {
+    if (syncs > UINT16_MAX) throw std::logic_error("races: more barriers than Access can count");
     syncs_.push_back(where);
     if (banks_) banks_->pass_barrier();
   }
@@ -135,9 +88,9 @@ class Detector final : public Observer {
     touch(thread, from, bytes, false, nullptr);
   }
   void loads(const Progress& thread, const void* from, size_t bytes) override {
-    for_bytes(from, bytes, [&](uintptr_t at, const Byte& here) {
-      if (here.write.run >= first_run_) {
-        complain(at, here.write, access_of(thread), "takes from load()", "wrote", nullptr);
+    for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
+      if (here.byte.write.run >= first_run_) {
+        complain(at, here.byte.write, thread, "takes from load()", "wrote", nullptr);
       }
     });
   }
@@ -171,89 +124,50 @@ class Detector final : public Observer {
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
   // An access by an instruction of that address.
   void use_banks(const Progress& thread, const void* place, size_t bytes, const void* instruction) {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(place) - shared_;
-    if (banks_ && at < shared_size_) banks_->add(instruction, thread.thread, at, bytes);
+    if (!banks_ || !shadow_.is_shared(reinterpret_cast<uintptr_t>(place))) return;
+    banks_->add(instruction, thread.thread, shadow_.in_shared(place), bytes);
   }
 
  private:
-  using Page = std::array<Word, kPage / kWord>;
-  struct RecentPage {
-    uintptr_t number = 0;
-    Page* page = nullptr;
-  };
-
-  Word& word(uintptr_t at) {
-    const bool is_shared = at - shared_ < shared_size_;
-    Word& found = is_shared ? shared_words_[(at - shared_) / kWord] : global_word(at);
-    const uint32_t since = is_shared ? run_ : first_run_;
-    if (found.since != since) found = {{}, nullptr, since};
-    return found;
-  }
-  Word& global_word(uintptr_t at) {
-    const uintptr_t number = at / kPage;
-    RecentPage& recent = recent_[number % recent_.size()];
-    if (recent.page == nullptr || recent.number != number) {
-      std::unique_ptr<Page>& page = pages_[number];
-      if (!page) page = std::make_unique<Page>();
-      recent = {number, page.get()};
-    }
-    return (*recent.page)[at % kPage / kWord];
-  }
-  // each(address, Byte) for all of them, or once for four that are still alike.
+  // each(address, Place) of bytes, with what this launch knows of them.
   template <class F>
   void for_bytes(const void* place, size_t size, F&& each) {
-    auto at = reinterpret_cast<uintptr_t>(place);
-    for (const uintptr_t end = at + size; at < end;) {
-      Word& here = word(at);
-      const uintptr_t stop = std::min(end, (at / kWord + 1) * kWord);
-      if (stop - at == kWord && !here.parts) {
-        each(at, here.whole);
-        at = stop;
-        continue;
-      }
-      if (!here.parts) {
-        here.parts = std::make_unique<std::array<Byte, kWord>>();
-        for (Byte& part : *here.parts) part = here.whole.clone();
-      }
-      for (; at < stop; ++at) each(at, (*here.parts)[at % kWord]);
-    }
+    shadow_.for_bytes(place, size, first_run_, run_, each);
   }
   Access access_of(const Progress& thread) const {
     const auto index = static_cast<size_t>(thread.thread);
-    const bool has_clock = thread.clock != nullptr;
     return {run_,
-            thread.syncs,
-            has_clock ? thread.epoch : thread.warp_syncs,
+            thread.clock != nullptr ? thread.epoch : thread.warp_syncs,
+            static_cast<uint16_t>(thread.syncs),
             static_cast<uint16_t>(thread.thread),
             static_cast<uint16_t>(thread.fences),
-            static_cast<uint16_t>(async_fences_[index].size()),
-            has_clock};
+            static_cast<uint16_t>(async_fences_[index].size())};
   }
   // That who wrote has fenced since, and that the thread knows of it.
   void require_fenced(const Progress& thread, const void* from, size_t bytes, const char* does) {
-    for_bytes(from, bytes, [&](uintptr_t at, const Byte& here) {
-      if (here.write.run != run_ || here.write.thread >= threads_) return;
-      const std::vector<uint32_t>& fences = async_fences_[here.write.thread];
-      const size_t first = here.write.async_fences;
-      const bool is_fenced =
-          first < fences.size() &&
-          (here.write.thread == thread.thread || fences[first] <= thread.clock[here.write.thread]);
-      if (!is_fenced) {
-        complain(at, here.write, access_of(thread), does, "wrote without a fence_async", nullptr);
-      }
+    for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
+      const Access& write = here.byte.write;
+      if (write.run != run_ || write.thread >= threads_) return;
+      const std::vector<uint32_t>& fences = async_fences_[write.thread];
+      const size_t first = write.async_fences;
+      const bool is_fenced = first < fences.size() && (write.thread == thread.thread ||
+                                                       fences[first] <= thread.clock[write.thread]);
+      if (!is_fenced) complain(at, write, thread, does, "wrote without a fence_async", nullptr);
     });
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const {
-    return before.run < first_run_ || ordered_in_launch(before, now, thread);
+    return before.run < first_run_ || (before.run == now.run && before.thread == now.thread) ||
+           ordered_in_launch(before, now, thread);
   }
   bool ordered_in_launch(const Access& before, const Access& now, const Progress& thread) const;
   void await_copy(void* to, size_t bytes, bool awaits) {
-    for_bytes(to, bytes, [=](uintptr_t, Byte& here) { here.awaits_copy = awaits; });
+    for_bytes(to, bytes, [=](uintptr_t, const Place& here) { here.awaits_copy = awaits; });
   }
-  void remember_read(Byte& byte, const Access& now, const Progress& thread) const;
-  void complain(uintptr_t at, const Access& before, const Access& now, const char* does,
+  void remember_read(const Place& place, const Access& now, const Progress& thread) const;
+  // `now` of the thread that does, behind what another one did before.
+  void complain(uintptr_t at, const Access& before, const Progress& now, const char* does,
                 const char* did, void* caller);
-  std::string since(const Access& access) const;
+  std::string since(const Access& access, bool has_clock) const;
 
   uint32_t run_ = 0;
   uint32_t first_run_ = 1;
@@ -261,11 +175,7 @@ class Detector final : public Observer {
   std::vector<Fences> fences_;                       // of the launch's blocks
   std::vector<Where> syncs_;                         // of the block
   std::vector<std::vector<uint32_t>> async_fences_;  // of each thread, in which epochs
-  uintptr_t shared_ = 0;
-  size_t shared_size_ = 0;
-  std::vector<Word> shared_words_;
-  std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  std::array<RecentPage, 64> recent_;  // of those, by their numbers
+  Shadow shadow_;
   std::string complaint_;
   std::optional<BankCounter> banks_;  // while they are counted
 };
@@ -295,13 +205,18 @@ bool Detector::ordered_in_launch(const Access& before, const Access& now,
   return before.syncs < theirs.released_syncs || before.fences < theirs.of_thread[before.thread];
 }
 
-void Detector::remember_read(Byte& byte, const Access& now, const Progress& thread) const {
+void Detector::remember_read(const Place& place, const Access& now, const Progress& thread) const {
   if (thread.clock != nullptr) {
-    if (!byte.more_reads) byte.more_reads = std::make_unique<std::vector<Access>>();
-    std::erase_if(*byte.more_reads, [&](const Access& read) { return ordered(read, now, thread); });
-    byte.more_reads->push_back(now);
+    Reads& reads = place.more_reads();
+    if (!reads.all.empty() && reads.all.back() == now) return;
+    if (reads.all.size() >= reads.most) {
+      std::erase_if(reads.all, [&](const Access& read) { return ordered(read, now, thread); });
+      reads.most = std::max(Reads::kFew, 2 * reads.all.size());
+    }
+    reads.all.push_back(now);
     return;
   }
+  Byte& byte = place.byte;
   for (Access& read : byte.reads) {
     if (ordered(read, now, thread)) {
       read = now;
@@ -320,29 +235,33 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
                      void* caller) {
   const Access now = access_of(thread);
   const char* const does = writes ? "writes" : "reads";
-  for_bytes(place, bytes, [&](uintptr_t at, Byte& here) {
-    if (here.awaits_copy) complain(at, here.write, now, "touches", "has yet to wait for", caller);
-    if (!writes && here.reads[0] == now) return;
-    if (!ordered(here.write, now, thread)) complain(at, here.write, now, does, "wrote", caller);
+  for_bytes(place, bytes, [&](uintptr_t at, const Place& here) {
+    Byte& byte = here.byte;
+    if (here.awaits_copy)
+      complain(at, byte.write, thread, "touches", "has yet to wait for", caller);
+    if (!writes && byte.reads[0] == now) return;
+    if (!ordered(byte.write, now, thread)) complain(at, byte.write, thread, does, "wrote", caller);
     if (!writes) return remember_read(here, now, thread);
-    for (const Access& read : here.reads) {
-      if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
-    }
-    if (here.more_reads) {
-      for (const Access& read : *here.more_reads) {
-        if (!ordered(read, now, thread)) complain(at, read, now, does, "read", caller);
+    if (byte.is_read()) {
+      for (const Access& read : byte.reads) {
+        if (!ordered(read, now, thread)) complain(at, read, thread, does, "read", caller);
       }
-      here.more_reads->clear();
+      byte.forget_reads();
     }
-    here.write = now;
-    here.reads = {};
+    if (Reads* const reads = here.reads(); reads != nullptr && !reads->all.empty()) {
+      for (const Access& read : reads->all) {
+        if (!ordered(read, now, thread)) complain(at, read, thread, does, "read", caller);
+      }
+      reads->all.clear();
+    }
+    byte.write = now;
   });
 }
 
-std::string Detector::since(const Access& access) const {
+std::string Detector::since(const Access& access, bool has_clock) const {
   if (access.run != run_) return " of another block";
   if (access.thread >= threads_) return " as a copy";
-  if (access.has_clock) return "";
+  if (has_clock) return "";
   if (access.syncs == 0) return " since the start";
   const Where& where = syncs_[access.syncs - 1];
   return " since the sync at " + std::string(where.file_name()) + ":" +
@@ -360,14 +279,16 @@ std::string place_of(const void* caller) {
   return "addr2line -e " + std::string(module.dli_fname) + text;
 }
 
-void Detector::complain(uintptr_t at, const Access& before, const Access& now, const char* does,
+void Detector::complain(uintptr_t at, const Access& before, const Progress& now, const char* does,
                         const char* did, void* caller) {
   if (!complaint_.empty()) return;
-  const bool is_shared = at - shared_ < shared_size_;
+  const auto* place = reinterpret_cast<const void*>(at);
   complaint_ = "race: thread " + std::to_string(now.thread) + " " + does + " " +
-               (is_shared ? "byte " + std::to_string(at - shared_) + " of shared memory"
-                          : std::string("global memory")) +
-               " that thread " + std::to_string(before.thread) + " " + did + since(before);
+               (shadow_.is_shared(at)
+                    ? "byte " + std::to_string(shadow_.in_shared(place)) + " of shared memory"
+                    : std::string("global memory")) +
+               " that thread " + std::to_string(before.thread) + " " + did +
+               since(before, now.clock != nullptr);
   if (caller != nullptr) complaint_ += " (" + place_of(caller) + ")";
 }
 
@@ -381,20 +302,21 @@ const bool registered = [] {
   return true;
 }();
 
-// An access of the code that runs, of which its own stack is nobody's business.
 [[gnu::noinline]] void tell_watched(const void* place, size_t bytes, bool writes, void* caller) {
-  const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-  if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
   const Running mine = std::exchange(running, {});
   mine.detector->use_banks(*mine.thread, place, bytes, caller);
   mine.detector->touch(*mine.thread, place, bytes, writes, caller);
   running = mine;
 }
 
-// Most launches are not watched: nothing is spilled for them.
-inline void tell(const void* place, size_t bytes, bool writes, void* caller) {
-  if (running.detector != nullptr) [[unlikely]]
-    tell_watched(place, bytes, writes, caller);
+// An access of the code that runs, of which its own stack is nobody's business. Most are such, or
+// of launches that are not watched: nothing is spilled for them.
+[[gnu::always_inline]] inline void tell(const void* place, size_t bytes, bool writes,
+                                        void* caller) {
+  const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  if (running.detector == nullptr) return;
+  if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
+  tell_watched(place, bytes, writes, caller);
 }
 
 }  // namespace

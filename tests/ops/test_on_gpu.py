@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 EMULATED = os.environ.get("EFFINFER_EMULATED", "")
-FILES = sorted(Path(__file__).parent.glob("cuda/test_*.py"))
-
-pytestmark = pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
+TESTS = Path(__file__).parent / "cuda"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_in_the_emulator(file):
+@pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
+def test_in_the_emulator():
     environment = os.environ | {"LD_PRELOAD": EMULATED}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     assert "skipped" not in done.stdout.splitlines()[-1]

