@@ -130,6 +130,9 @@ BUDGETS = (
     Budget("TopRows", 32, 2, 512),
     # More registers would be no help: a block has 56 KB of copies under way with these.
     Budget("SampleRows", 128, 1, 100352, ("LDGSTS", "DADD")),
+    Budget("RowExtents", 32, 4, 128, ("LDG.E.128",)),
+    Budget("RowRanges", 40, 3, 5760, ("LDG.E.128", "ATOMS.ADD")),
+    Budget("WeighParts", 64, 2, 1536, ("LDG.E.128", "DADD")),
     Budget("RowTop", 128, 1, 100352, ("LDGSTS",)),
     Budget("ChainSpeculation", 96, 1, 67328, ("LDGSTS", "DADD")),
     Budget("TokenBitmask", 32, 8),

@@ -3,6 +3,7 @@
 
 #include "bench/gpu/measure.h"
 #include "ops/row_sampling.h"
+#include "ops/sampling_scratch.h"
 
 namespace bench {
 namespace {
@@ -32,7 +33,10 @@ void run_case(const Case& which, int64_t rows, int64_t vocab, const Settings& se
   for (DeviceArray<float>& copy : logits) copy = DeviceArray<float>(numbers);
   const DeviceArray<int32_t> samples(static_cast<size_t>(rows));
   const DeviceArray<ops::RowStatus> statuses(static_cast<size_t>(rows));
+  const DeviceArray<uint8_t> scratch(
+      static_cast<size_t>(rows * ops::SamplingScratch::of(vocab).bytes()));
   ops::RowSamplingProblem problem;
+  problem.scratch = scratch.data();
   problem.rows = rows;
   problem.vocab = vocab;
   problem.top_k.value = which.top_k;

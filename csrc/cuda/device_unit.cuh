@@ -173,6 +173,13 @@ class DeviceUnit {
   __device__ __forceinline__ T atomic_add(T* pointer, T value) {
     return atomicAdd(pointer, value);
   }
+  __device__ __forceinline__ void add_shared(uint32_t* pointer, uint32_t value) {
+    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(in_shared(pointer)), "r"(value) : "memory");
+  }
+  __device__ __forceinline__ void add_global(uint64_t* pointer, uint64_t value) {
+    asm volatile("red.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(pointer)), "l"(value)
+                 : "memory");
+  }
   __device__ __forceinline__ void fence() {
     // __threadfence() orders all of them with those of all others, which takes longer.
     asm volatile("fence.acq_rel.gpu;" ::: "memory");

@@ -47,6 +47,8 @@
 //   atomic_add(pointer, n)  on global memory; returns what was there. fence() orders what a thread
 //                           wrote to global memory before it against what it writes after it, for
 //                           other blocks
+//   add_shared(pointer, n)  to a word of shared memory, as others of the block may at once;
+//                           add_global(): to 8 bytes of global memory, as other blocks may
 //   bf16x2(low, high)       two floats rounded to nearest even; f16x2(low, high): as float16
 //   from_f16(bits)          the float of a float16
 //   mul(a, b)               the rounded product: no addition after it becomes one with it

@@ -7,6 +7,7 @@
 
 #include "core/memory.h"
 #include "effinfer/error.h"
+#include "ops/sampling_scratch.h"
 #include "ops/top_list.h"
 
 namespace effinfer::executor {
@@ -70,6 +71,11 @@ ops::RowSamplingProblem largest_draw(const BatchLimits& limits) {
   return problem;
 }
 
+size_t draw_scratch_bytes(const BatchLimits& limits) {
+  const auto scratch = ops::SamplingScratch::of(limits.vocab_size);
+  return static_cast<size_t>(limits.max_rows * scratch.bytes());
+}
+
 // Throws OutOfMemory.
 std::shared_ptr<void> take(const Shared& shared, size_t bytes, Pages pages, const char* what,
                            const char* while_in = "[compile]") {
@@ -131,6 +137,9 @@ DeviceStep::DeviceStep(const Shared& shared, const BatchLimits& limits,
   top_ = allocate(top_bytes, Pages::heap, "highest logits");
   partial_out_ = allocate(partial_floats * sizeof(float), Pages::heap, "partial results");
   partial_ms_ = allocate(partials * 2 * sizeof(float), Pages::heap, "partial results");
+  if (draw_rows_ != nullptr) {
+    draw_scratch_ = allocate(draw_scratch_bytes(limits), Pages::heap, "draws");
+  }
   arranged_ = allocate(arranged_bytes, Pages::heap, "re-arranged pages");
   done_ = allocate(merges * sizeof(int32_t), Pages::huge, "counters");
   attention_.resize(attention.size());
@@ -317,6 +326,7 @@ void DeviceStep::pack_draws(StepPacker& packer, std::span<const RowDraw> draws, 
   set(drawn_.min_p, [](const RowDraw& d) { return d.temperature == 0.0f ? 0.0f : d.min_p; });
   set(drawn_.random.seed, [](const RowDraw& d) { return d.seed; });
   set(drawn_.random.offset, [](const RowDraw& d) { return d.index; });
+  drawn_.scratch = draw_scratch_.get();
   drawn_.samples = static_cast<int32_t*>(top_.get());
   drawn_.statuses = reinterpret_cast<ops::RowStatus*>(drawn_.samples + rows);
   drawn_.undecided = reinterpret_cast<uint8_t*>(drawn_.statuses + rows);

@@ -126,6 +126,7 @@ class DeviceStep {
   std::vector<ops::BatchLayout> groups_;  // none: there is one
   Step step_;
   ops::RowSamplingProblem drawn_;
+  std::shared_ptr<void> draw_scratch_;
 };
 
 }  // namespace effinfer::executor

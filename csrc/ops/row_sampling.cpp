@@ -9,6 +9,7 @@
 #include "ops/convert_rows.h"
 #include "ops/registry.h"
 #include "ops/row_sampling.h"
+#include "ops/sampling_scratch.h"
 #include "ops/validate.h"
 
 namespace effinfer::ops {
@@ -189,8 +190,9 @@ class RowsThere {
     convert(from, dtype, to, DType::f32, rows, cols);
     return to;
   }
-  void* scratch(int64_t count) {
-    held_.push_back(queue_.allocate(static_cast<size_t>(count) * sizeof(float)));
+  void* scratch(int64_t count) { return allocate(count * static_cast<int64_t>(sizeof(float))); }
+  void* allocate(int64_t bytes) {
+    held_.push_back(queue_.allocate(static_cast<size_t>(bytes)));
     return held_.back().get();
   }
   void convert(const void* from, DType from_dtype, void* to, DType to_dtype, int64_t rows,
@@ -225,6 +227,10 @@ void run_there(const Validator& check, std::string_view argument, RowSamplingPro
     problem.out = rows.scratch(problem.rows * out_cols);
   }
   problem.out_dtype = DType::f32;
+  const int64_t bytes = SamplingScratch::of(problem.vocab).bytes();
+  if (problem.result == RowResult::sample && bytes > 0) {
+    problem.scratch = rows.allocate(problem.rows * bytes);
+  }
   std::shared_ptr<void> there;
   const auto count = static_cast<size_t>(problem.rows);
   if (check_values) {

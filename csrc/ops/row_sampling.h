@@ -52,6 +52,9 @@ struct RowSamplingProblem {
   bool sorted = false;              // top: highest first, else in the order of ids
   int32_t* samples = nullptr;       // sample: [rows]
   int64_t* wide_samples = nullptr;  // the same, in place of `samples`
+  // sample, on devices: SamplingScratch::of(vocab).bytes() (sampling_scratch.h) for each output, at
+  // a multiple of 64, or null: all of a row is the work of one block.
+  void* scratch = nullptr;
   // sample, on devices, which add in another order than the CPU: [rows], or null. 1 where a sum is
   // so near a bound that the CPU may draw another token, else 0: that it draws this one.
   uint8_t* undecided = nullptr;

@@ -30,6 +30,25 @@ void Unit::tell_load(const void* pointer, size_t bytes) {
   owner_->observer()->loads(progress, pointer, bytes);
 }
 
+void Unit::tell_add(void* pointer, size_t bytes) {
+  if (owner_->observer() == nullptr) return;
+  const Progress& progress = owner_->thread(*this).progress;
+  const Machine machine(*owner_, progress);
+  owner_->observer()->adds(progress, pointer, bytes);
+}
+
+void Unit::add_shared(uint32_t* pointer, uint32_t value) {
+  require_shared(pointer, sizeof value, "add_shared");
+  tell_add(pointer, sizeof value);
+  std::atomic_ref(*pointer).fetch_add(value, std::memory_order_relaxed);
+}
+
+void Unit::add_global(uint64_t* pointer, uint64_t value) {
+  require_global(pointer, sizeof value, "add_global");
+  tell_add(pointer, sizeof value);
+  std::atomic_ref(*pointer).fetch_add(value, std::memory_order_relaxed);
+}
+
 void Unit::count_atomic() {
   Block::Thread& mine = owner_->thread(*this);
   const Machine machine(*owner_, mine.progress);

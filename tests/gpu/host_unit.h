@@ -106,6 +106,8 @@ class Unit {
     count_atomic();
     return std::atomic_ref<T>(*pointer).fetch_add(value, std::memory_order_relaxed);
   }
+  void add_shared(uint32_t* pointer, uint32_t value);
+  void add_global(uint64_t* pointer, uint64_t value);
   void fence(Where where = Where::current());
   uint32_t bf16x2(float low, float high);
   uint32_t f16x2(float low, float high);
@@ -233,6 +235,7 @@ class Unit {
   void wait_for_wgmma(int pending, Where where, std::initializer_list<Named> registers);
   void change_registers(int count, bool more, Where where);
   void tell_load(const void* pointer, size_t bytes);
+  void tell_add(void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {
     require(!in_shared(pointer), what, "expected an address in global memory");

@@ -50,6 +50,8 @@ class Observer {
   virtual void releases(const Progress& thread) = 0;
   virtual void acquires(const Progress& thread) = 0;
   virtual void reads(const Progress& thread, const void* from, size_t bytes) = 0;
+  // As add_shared() and add_global() do, which need no order among themselves.
+  virtual void adds(const Progress& thread, void* to, size_t bytes) = 0;
   // As load() does: through a cache that does not see what this launch writes.
   virtual void loads(const Progress& thread, const void* from, size_t bytes) = 0;
   virtual void begins_copy(const Progress& thread, void* to, size_t bytes) = 0;

@@ -94,6 +94,9 @@ class Detector final : public Observer {
       }
     });
   }
+  void adds(const Progress& thread, void* to, size_t bytes) override {
+    touch(thread, to, bytes, true, nullptr, true);
+  }
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
     use_banks(thread, to, bytes, &kCopies);
     touch(thread, to, bytes, true, nullptr);
@@ -121,7 +124,8 @@ class Detector final : public Observer {
   bool has_complaint() const override { return !complaint_.empty(); }
   std::string complaint() const override { return complaint_; }
 
-  void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller);
+  void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller,
+             bool adds = false);
   // An access by an instruction of that address.
   void use_banks(const Progress& thread, const void* place, size_t bytes, const void* instruction) {
     if (!banks_ || !shadow_.is_shared(reinterpret_cast<uintptr_t>(place))) return;
@@ -140,6 +144,7 @@ class Detector final : public Observer {
             thread.clock != nullptr ? thread.epoch : thread.warp_syncs,
             static_cast<uint16_t>(thread.syncs),
             static_cast<uint16_t>(thread.thread),
+            false,
             static_cast<uint16_t>(thread.fences),
             static_cast<uint16_t>(async_fences_[index].size())};
   }
@@ -232,15 +237,19 @@ void Detector::remember_read(const Place& place, const Access& now, const Progre
 }
 
 void Detector::touch(const Progress& thread, const void* place, size_t bytes, bool writes,
-                     void* caller) {
-  const Access now = access_of(thread);
+                     void* caller, bool adds) {
+  Access now = access_of(thread);
+  now.is_added = adds;
   const char* const does = writes ? "writes" : "reads";
   for_bytes(place, bytes, [&](uintptr_t at, const Place& here) {
     Byte& byte = here.byte;
     if (here.awaits_copy)
       complain(at, byte.write, thread, "touches", "has yet to wait for", caller);
     if (!writes && byte.reads[0] == now) return;
-    if (!ordered(byte.write, now, thread)) complain(at, byte.write, thread, does, "wrote", caller);
+    const bool both_add = adds && byte.write.is_added;
+    if (!both_add && !ordered(byte.write, now, thread)) {
+      complain(at, byte.write, thread, does, "wrote", caller);
+    }
     if (!writes) return remember_read(here, now, thread);
     if (byte.is_read()) {
       for (const Access& read : byte.reads) {

@@ -17,7 +17,8 @@ struct Access {
   uint32_t run = 0;
   uint32_t step = 0;  // `warp_syncs` of its thread or, where clocks are kept, the epoch
   uint16_t syncs = 0;
-  uint16_t thread = 0;
+  uint16_t thread : 15 = 0;
+  uint16_t is_added : 1 = false;  // written so that others may do so at once
   uint16_t fences = 0;
   uint16_t async_fences = 0;
 

@@ -373,6 +373,7 @@ TEST("memory of the wrong kind or alignment") {
   expect_refusal("load", [](auto& unit, auto& shared) { unit.load_once(&shared.words[0]); });
   expect_refusal("atomic_add",
                  [](auto& unit, auto& shared) { unit.atomic_add(&shared.words[0], 1u); });
+  expect_refusal("add_shared", [](auto& unit, auto&) { unit.add_shared(&global[0], 1u); });
   expect_refusal("shfl_xor", [](auto& unit, auto&) { unit.shfl_xor(1, 32); });
   expect_refusal("leaves before its copies have landed", [](auto& unit, auto& shared) {
     unit.copy_async(&shared.words[0], &global[0]);

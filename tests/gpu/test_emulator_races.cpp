@@ -268,6 +268,21 @@ TEST("races in shared memory") {
   CHECK(!races([](auto& unit, auto& shared, int*) { shared.bytes[unit.thread] = 0; }));
 }
 
+TEST("races with add_shared") {
+  skip_without_detection(host::Races::all);
+  // Zeroes, adds and reads, each maybe behind a barrier.
+  const auto count = [](auto& unit, auto& shared, bool zeroed, bool added) {
+    shared.numbers[unit.thread] = 0;
+    if (zeroed) unit.sync();
+    unit.add_shared(reinterpret_cast<uint32_t*>(&shared.numbers[unit.thread % 5]), 1);
+    if (added) unit.sync();
+    unit.shfl(shared.numbers[unit.thread % 7], 0);
+  };
+  CHECK(!races([&](auto& unit, auto& shared, int*) { count(unit, shared, true, true); }));
+  CHECK(races([&](auto& unit, auto& shared, int*) { count(unit, shared, false, true); }));
+  CHECK(races([&](auto& unit, auto& shared, int*) { count(unit, shared, true, false); }));
+}
+
 TEST("races with asynchronous copies") {
   skip_without_detection();
   const auto copy = [](auto& unit, auto& shared, int* global) {

@@ -362,6 +362,31 @@ TEST("atomic_add, fence") {
   CHECK_EQ(out[3], static_cast<uint32_t>(kBlocks) - 1);
 }
 
+struct SharedCounts {
+  static constexpr int kThreads = 256;
+  struct Shared {
+    uint32_t words[8];
+  };
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared& shared) {
+    if (unit.thread < 8) shared.words[unit.thread] = 0;
+    unit.sync();
+    unit.add_shared(&shared.words[p.in[unit.thread] % 8], p.in[unit.thread]);
+    unit.sync();
+    if (unit.thread < 8) p.out[unit.thread] = shared.words[unit.thread];
+    unit.add_global(reinterpret_cast<uint64_t*>(p.out + 8), uint64_t{1} << 32);
+  }
+};
+
+TEST("add_shared, add_global") {
+  const auto in = random_words(256);
+  std::vector<uint32_t> sums(10);
+  for (const uint32_t word : in) sums[word % 8] += word;
+  sums[8] = 0xdeadbeef;
+  sums[9] = 0xdeadbeef + 256;
+  CHECK(words_of<WordKernel<SharedCounts>>(in, 10) == sums);
+}
+
 struct Numbers {
   static constexpr int kThreads = 32;
   using Shared = Nothing;

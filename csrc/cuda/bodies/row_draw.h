@@ -34,8 +34,8 @@ struct Drawn {
 
 // The token at `point` of the block's weights, those of a thread in order, threads in order; none
 // where their sum is not above it.
-template <int kCount, class Unit>
-EFFINFER_DEVICE Drawn draw(RowBlock<Unit>& block, const float (&weights)[kCount], double point,
+template <class T, int kCount, class Unit>
+EFFINFER_DEVICE Drawn draw(RowBlock<Unit>& block, const T (&weights)[kCount], double point,
                            double& total) {
   Unit& unit = block.unit();
   double mine = 0.0;

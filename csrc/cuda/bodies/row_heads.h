@@ -10,82 +10,47 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/bodies/row_list_heads.h"
 #include "cuda/bodies/row_passes.h"
 
 namespace effinfer::cuda {
-
-// A row's filters, off where they keep everything.
-struct RowLimits {
-  int top_k = 0;
-  float top_p = 1.0f;
-  float min_p = 0.0f;
-  bool joint = false;
-};
 
 // What the filters of a row have in shared memory.
 struct RowFilterShared {
   RowParts parts;
   RowList list;
+  RowKnown known;
   int32_t found;
 };
 
 template <class Values, class Unit>
-class RowHeads {
+class RowHeads : public RowListHeads<Unit> {
  public:
+  using Base = RowListHeads<Unit>;
   using Passes = RowPasses<Values, Unit>;
 
   EFFINFER_DEVICE RowHeads(RowBlock<Unit>& block, Passes& passes, RowFilterShared& shared,
                            const RowExtent& extent, const RowLimits& limits)
-      : block_(block), passes_(passes), shared_(shared), extent_(extent), limits_(limits) {
-    size_ = passes.values().size;
-    highest_ = key_of(extent.highest);
-    heaviest_ = of_logits() ? 1.0f : extent.highest;
-  }
-
-  // What the order of additions may change of a sum of weights: the longest chains of the CPU add
-  // the sums of all blocks of 256, and those of a block.
-  EFFINFER_DEVICE double slack(double total) const {
-    return (size_ / 256 + 1024) * 0x1p-52 * total;
-  }
+      : Base(block, shared.list, shared.found, passes.weights(), passes.values().size, extent,
+             limits),
+        passes_(passes),
+        shared_(shared) {}
 
  protected:
-  EFFINFER_DEVICE bool of_logits() const { return passes_.weights().of_logits; }
+  using Base::block_;
+  using Base::extent_;
+  using Base::in_list_;
+  using Base::limits_;
+  using Base::size_;
+  using Base::total_;
+  using Base::values_;
+  using Base::weights_;
 
-  EFFINFER_DEVICE float margin_at(float value) const {
-    const float size = fmaxf(fabsf(value), fabsf(extent_.highest));
-    return size < INFINITY ? passes_.weights().margin(size) : 0.0f;
-  }
-
-  EFFINFER_DEVICE int list_ties(const HeadEnd& end) {
-    const RowList& list = shared_.list;
-    return RowList::ties_end(block_, list.values, listed_ >= 0 ? listed_ : in_list_, end,
-                             shared_.found, [&](int place) { return list.ids[place]; });
-  }
-
-  // The head of the weights in the list that follow an amount of `above`.
-  template <bool kWeights>
-  EFFINFER_DEVICE RowHead list_head(double goal, double above) {
-    const int size = listed_ >= 0 ? listed_ : in_list_;
-    const HeadEnd end = shared_.list.template end_of_head<kWeights>(
-        block_, size, goal - above, {key_of(kWeights ? 0x1p-149f : 0.0f), key_of(heaviest_)});
-    if constexpr (kWeights) note_end(end, goal - above, total_);
-    return {end.least, list_ties(end)};
-  }
-
-  EFFINFER_DEVICE void note_distance(double distance, double total) {
-    undecided_ = undecided_ || fabs(distance) <= slack(total);
-  }
-  // The goal must be away from the sums that any number of the equal tokens complete.
-  EFFINFER_DEVICE void note_end(const HeadEnd& end, double goal, double total) {
-    const auto least = static_cast<double>(end.least);
-    const double steps = (goal - end.above) / least;
-    note_distance((steps - rint(steps)) * least, total);
-    undecided_ = undecided_ || steps < 0.0 || steps > end.equal;
-  }
+  EFFINFER_DEVICE float margin_at(float value) const { return passes_.weights().margin_at(value); }
 
   // The head of the `goal` highest values.
   EFFINFER_DEVICE RowHead value_head(int goal) {
-    KeyRange range{key_of(-INFINITY), highest_};
+    KeyRange range{key_of(-INFINITY), this->highest_key()};
     int from_low = size_;
     int from_above = 0;
     while (!range.is_one() && from_low - from_above > RowList::kMost) {
@@ -112,7 +77,7 @@ class RowHeads {
     passes_.write(value_of(range.low), value_of(range.high), shared_.list);
     const HeadEnd end =
         shared_.list.template end_of_head<false>(block_, in_list_, goal - from_above, range);
-    return {end.least, list_ties(end)};
+    return {end.least, this->list_ties(end)};
   }
 
   // Logits are spread evenly over their range, weights over its octaves; a pivot halves the range
@@ -126,36 +91,42 @@ class RowHeads {
     for (int j = 0; j < kPivots; ++j) {
       pivots[j] = value_of(range.pivot(j));
       const float even = low + (high - low) * (static_cast<float>(j + 1) / (kPivots + 1));
-      if (of_logits() && (near || j != 1) && even > low && even <= high) pivots[j] = even;
+      if (this->of_logits() && (near || j != 1) && even > low && even <= high) pivots[j] = even;
     }
   }
 
-  // Top-p by way of the list; false where equal values, or a part of those at the end of top-k, are
-  // too many for it.
-  EFFINFER_DEVICE bool weigh_head() {
+  // Top-p by way of the list, which has its end already or gets it; false where it has not.
+  EFFINFER_DEVICE bool weigh_head(bool is_known = false) {
+    RowKnown share;
+    if (is_known) {
+      share = shared_.known;
+    } else if (!list_share(share)) {
+      return false;
+    }
+    total_ = share.total;
+    in_list_ = share.listed;
+    const double inside = this->weigh_listed(in_list_);
+    const double goal = static_cast<double>(limits_.top_p) * total_;
+    if (share.above >= goal || share.above + inside < goal) return false;
+    weights_ = this->template list_head<true>(goal, share.above);
+    if (!is_known) add_listed();
+    return true;
+  }
+
+  // False where equal values, or a part of those at the end of top-k, are too many for the list.
+  EFFINFER_DEVICE bool list_share(RowKnown& share) {
     if (values_.ties_end != INT32_MAX) return false;
-    const float p = limits_.top_p;
-    KeyRange range{key_of(values_.least), highest_};
+    KeyRange range{key_of(values_.least), this->highest_key()};
     int from_low = INT32_MAX;
     int from_above = 0;
     double mass = 0.0;
-    if (!narrow_by_weight(p, range, from_low, from_above, mass)) return false;
+    if (!narrow_by_weight(limits_.top_p, range, from_low, from_above, mass)) return false;
     const float low = fmaxf(value_of(range.low) - margin_at(value_of(range.low)), values_.least);
     const float high = value_of(range.high) + margin_at(value_of(range.high));
     const auto sums = passes_.sums(values_.least, low, high);
-    const double goal = static_cast<double>(p) * sums.total;
-    if (sums.count > RowList::kMost || sums.above >= goal || sums.above + sums.inside < goal) {
-      return false;
-    }
-    total_ = sums.total;
-    in_list_ = sums.count;
+    if (sums.count > RowList::kMost) return false;
     passes_.write(low, high, shared_.list);
-    Unit& unit = block_.unit();
-    RowList::visit(unit, in_list_, [&](int i) {
-      shared_.list.values[i] = passes_.weights().exact(unit, shared_.list.values[i]);
-    });
-    weights_ = list_head<true>(goal, sums.above);
-    add_listed();
+    share = {RowPlan::share, sums.count, sums.above, sums.total};
     return true;
   }
 
@@ -214,7 +185,7 @@ class RowHeads {
     EFFINFER_UNROLL
     for (int j = 1; j < kPivots; ++j) {
       const float octaves = static_cast<float>(3 * j);
-      if (of_logits()) {
+      if (this->of_logits()) {
         pivots[j] = extent_.highest - octaves * 0.693147181f / passes_.weights().factor;
       } else {
         pivots[j] = extent_.highest * exp2f(-octaves);
@@ -227,7 +198,7 @@ class RowHeads {
   EFFINFER_DEVICE void raise_low(float p, double mass, KeyRange& range) const {
     const double share = 0.5 * (1.0 - static_cast<double>(p)) * mass / size_;
     float least = static_cast<float>(share);
-    if (of_logits()) {
+    if (this->of_logits()) {
       least = extent_.highest + logf(least) / passes_.weights().factor;
       least -= margin_at(least);
     }
@@ -238,9 +209,9 @@ class RowHeads {
   EFFINFER_DEVICE void weigh_head_exactly() {
     total_ = passes_.sum(values_, weights_);
     const double goal = static_cast<double>(limits_.top_p) * total_;
-    const HeadEnd end =
-        passes_.template end_of_head<true>(values_, goal, {key_of(0x1p-149f), key_of(heaviest_)});
-    note_end(end, goal, total_);
+    const HeadEnd end = passes_.template end_of_head<true>(
+        values_, goal, {key_of(0x1p-149f), key_of(this->heaviest())});
+    this->note_end(end, goal, total_);
     weights_ = {end.least, INT32_MAX};
     if (end.needed < end.equal) {
       weights_.ties_end =
@@ -249,20 +220,8 @@ class RowHeads {
     total_ = passes_.sum(values_, weights_);
   }
 
-  RowBlock<Unit>& block_;
   Passes& passes_;
   RowFilterShared& shared_;
-  const RowExtent& extent_;
-  const RowLimits limits_;
-  RowHead values_;
-  RowHead weights_;
-  int size_;
-  int listed_ = -1;  // entries of the list that has all
-  int in_list_ = 0;  // of one that has the range of an end
-  uint32_t highest_;
-  float heaviest_;
-  double total_ = 0.0;
-  bool undecided_ = false;
 };
 
 }  // namespace effinfer::cuda

@@ -132,18 +132,16 @@ class RowPasses {
     block_.sum(counts);
   }
 
-  // Exact weights: of all values from `floor` on, of those above a range (by parts too) and of
-  // those in it, whose number is returned by parts as well.
+  // Exact weights: of all values from `floor` on, and of those above a range, by parts too; how
+  // many are in it, by parts as well.
   struct Sums {
     double total;
     double above;
-    double inside;
     int count;
   };
   EFFINFER_DEVICE Sums sums(float floor, float low, float high) {
     double total[2] = {};
     double above[2] = {};
-    double inside[1] = {};
     int mine = 0;
     visit(NAN, [&](const float (&x)[kPerLane], int) {
       EFFINFER_UNROLL
@@ -151,16 +149,13 @@ class RowPasses {
         const auto weight = static_cast<double>(weights_.exact(block_.unit(), x[e]));
         if (x[e] >= floor) total[e % 2] += weight;
         if (x[e] > high) above[e % 2] += weight;
-        if (x[e] >= low && x[e] <= high) {
-          inside[0] += weight;
-          ++mine;
-        }
+        if (x[e] >= low && x[e] <= high) ++mine;
       }
     });
-    double all[2] = {total[0] + total[1], inside[0]};
+    double all[1] = {total[0] + total[1]};
     block_.sum(all);
     const int count = share_counts(mine);
-    return {all[0], share_parts(above[0] + above[1]), all[1], count};
+    return {all[0], share_parts(above[0] + above[1]), count};
   }
 
   // The weight of a token after both heads: of values and of weights.

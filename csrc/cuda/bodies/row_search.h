@@ -99,12 +99,15 @@ struct RowList {
                                              double goal, KeyRange range) {
     const int warps = warps_of(size);
     float mine[kPerThread];
+    uint32_t lowest = ~uint32_t{0};
+    uint32_t highest = 0;
     EFFINFER_UNROLL
     for (int i = 0; i < kPerThread; ++i) {
       const int place = block.unit().thread + i * kRowThreads;
       mine[i] = place < size ? values[place] : NAN;
+      if (mine[i] == mine[i]) extend(key_of(mine[i]), lowest, highest);
     }
-    narrow(block, mine, range);
+    narrow(block, lowest, highest, range);
     while (!range.is_one()) {
       float pivots[kPivots];
       double amounts[kPivots] = {};
@@ -128,6 +131,35 @@ struct RowList {
     block.sum(above, warps);
     block.sum(equal, warps);
     return head_end<kWeights>(least, above[0], equal[0], goal);
+  }
+
+  // A value that at least `goal` of these are not below, of which there are as many: and no more
+  // than `most`, unless values are equal. It runs once, and is a loop where registers would take
+  // code for each of them.
+  template <class Unit>
+  EFFINFER_DEVICE static float bound_of_head(RowBlock<Unit>& block, const float* values, int size,
+                                             int goal, int most) {
+    uint32_t least = ~uint32_t{0};
+    uint32_t greatest = 0;
+    visit(block.unit(), size, [&](int i) { extend(key_of(values[i]), least, greatest); });
+    KeyRange range{key_of(-INFINITY), key_of(INFINITY)};
+    narrow(block, least, greatest, range);
+    for (bool ends = false; !ends && !range.is_one();) {
+      const KeyRange old = range;
+      int counts[kPivots] = {};
+      visit(block.unit(), size, [&](int i) {
+        EFFINFER_UNROLL
+        for (int j = 0; j < kPivots; ++j) counts[j] += values[i] >= value_of(old.pivot(j)) ? 1 : 0;
+      });
+      block.sum(counts);
+      EFFINFER_UNROLL
+      for (int j = 0; j < kPivots; ++j) {
+        const bool reached = counts[j] >= goal;
+        range.tell(old.pivot(j), reached, !reached);
+        ends = ends || (reached && counts[j] <= most);
+      }
+    }
+    return value_of(range.low);
   }
 
   // That head itself. All threads get it; `found` is shared memory.
@@ -154,27 +186,25 @@ struct RowList {
   }
 
  private:
-  // To the values that there are, which takes less than the rounds that it saves.
+  EFFINFER_DEVICE static void extend(uint32_t key, uint32_t& least, uint32_t& greatest) {
+    if (key < least) least = key;
+    if (key > greatest) greatest = key;
+  }
+
+  // To the values that there are, which takes less than the rounds that it saves. Of threads' least
+  // and greatest keys.
   template <class Unit>
-  EFFINFER_DEVICE static void narrow(RowBlock<Unit>& block, const float (&mine)[kPerThread],
+  EFFINFER_DEVICE static void narrow(RowBlock<Unit>& block, uint32_t least, uint32_t greatest,
                                      KeyRange& range) {
-    uint32_t least = ~uint32_t{0};
-    uint32_t most = 0;
-    EFFINFER_UNROLL
-    for (int i = 0; i < kPerThread; ++i) {
-      if (mine[i] != mine[i]) continue;
-      const uint32_t key = key_of(mine[i]);
-      if (key < least) least = key;
-      if (key > most) most = key;
-    }
     // As integers with a sign.
-    int ends[2] = {static_cast<int>(most ^ 0x80000000u), static_cast<int>(~least ^ 0x80000000u)};
+    int ends[2] = {static_cast<int>(greatest ^ 0x80000000u),
+                   static_cast<int>(~least ^ 0x80000000u)};
     block.max(ends);
-    most = static_cast<uint32_t>(ends[0]) ^ 0x80000000u;
+    greatest = static_cast<uint32_t>(ends[0]) ^ 0x80000000u;
     least = ~(static_cast<uint32_t>(ends[1]) ^ 0x80000000u);
-    if (least > most) return;  // there are none
+    if (least > greatest) return;  // there are none
     if (least > range.low) range.low = least;
-    if (most < range.high) range.high = most;
+    if (greatest < range.high) range.high = greatest;
   }
 
   template <bool kWeights, class Unit>

@@ -46,7 +46,8 @@ struct RowTop {
       for (int i = unit.thread; i < k; i += kThreads) out.put_nothing(i);
       return;
     }
-    Heads<Unit> heads(block, passes, shared.heads, extent, {});
+    const RowLimits limits;
+    Heads<Unit> heads(block, passes, shared.heads, extent, limits);
     const RowHead head = heads.value_head(k);
     count(block, values, head, shared.heads.parts);
     if (!p.sorted) {

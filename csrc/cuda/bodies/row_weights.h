@@ -83,6 +83,10 @@ struct RowWeights {
     // 2^-14 in the exponent is more than the rounding of 87 and of the polynomial.
     return 0x1p-14f / factor + size * 0x1p-22f;
   }
+  EFFINFER_DEVICE float margin_at(float value) const {
+    const float size = fmaxf(fabsf(value), fabsf(highest));
+    return size < INFINITY ? margin(size) : 0.0f;
+  }
 };
 
 }  // namespace effinfer::cuda

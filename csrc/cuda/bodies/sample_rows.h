@@ -3,7 +3,8 @@
 // A row of 128k is read three times where top-k is small (its highest, the number of candidates,
 // the candidates), twice without filters (highest, sum), once where weights are given, and about
 // seven times for top-p alone; then the part that has the token. Rows of up to 4096 values are
-// lists from the start.
+// lists from the start. Of rows that are split (split_rows.h) others have read all, and what is
+// left is the list and a token.
 #pragma once
 
 #include <cmath>
@@ -11,6 +12,8 @@
 
 #include "cuda/bodies/row_draw.h"
 #include "cuda/bodies/row_filters.h"
+#include "cuda/bodies/row_outcome.h"
+#include "cuda/bodies/split_end.h"
 #include "cuda/unit.h"
 #include "ops/row_sampling.h"
 
@@ -18,8 +21,9 @@ namespace effinfer::cuda {
 
 struct SampleParams {
   ops::RowSamplingProblem problem;
-  bool vectored;      // rows of x
-  bool out_vectored;  // rows of out
+  bool vectored;               // rows of x
+  bool out_vectored;           // rows of out
+  ops::SamplingScratch split;  // rows of which parts are weighed already (split_rows.h)
 };
 
 struct SampleRows {
@@ -31,7 +35,10 @@ struct SampleRows {
   struct Shared {
     RowExchange exchange;
     RowFilterShared filters;
-    RowRing ring;
+    union {
+      RowRing ring;
+      SplitEndShared split;
+    };
   };
 
   template <class Unit>
@@ -43,16 +50,23 @@ struct SampleRows {
     RowBlock<Unit> block(unit, shared.exchange);
     const bool of_logits = p.source == ops::RowSource::logits;
     RowPasses<Values, Unit> passes(block, values, shared.filters.parts, of_logits);
-    const RowExtent extent = passes.extent();
+    const RowLimits limits = limits_of(p, row);
+    const SplitRow split({p, params.split, params.vectored}, row, 0);
+    const RowPlan plan = params.split.parts > 0 ? split.ended_plan(limits) : RowPlan::rest;
+    const bool is_split = plan != RowPlan::rest;
+    const RowExtent extent = is_split ? split.extent(unit) : passes.extent();
     const ops::RowStatus status = status_of(extent, p.result, of_logits);
-    if (unit.thread == 0) {
-      if (p.statuses != nullptr) p.statuses[row] = status;
-      if (p.valid != nullptr) p.valid[row] = status == ops::RowStatus::ok ? 1 : 0;
-    }
+    if (unit.thread == 0) tell_status(p, row, status);
     if (status != ops::RowStatus::ok) return refuse(unit, p, row);
-    // As RowDistribution::to_weights(): a denormal temperature has no finite inverse.
-    passes.set_weights(extent.highest, fminf(1.0f / p.temperature[row], 3.40282347e38f));
-    RowFilters<Values, Unit> filters(block, passes, shared.filters, extent, limits_of(p, row));
+    passes.set_weights(extent.highest, factor_of(p, row));
+    RowFilters<Values, Unit> filters(block, passes, shared.filters, extent, limits);
+    SplitEnd<Unit> end(block, split, p, shared.filters.list, shared.split);
+    if (is_split) {
+      const RowKnown known = end.take(plan);
+      if (unit.thread == 0) shared.filters.known = known;
+      unit.sync();
+      filters.take_known();
+    }
     filters.keep_values();
     if (p.result == ops::RowResult::logits) {
       return write_logits(passes, params, row, filters.values());
@@ -61,39 +75,18 @@ struct SampleRows {
     if (p.result == ops::RowResult::weights) {
       return write_weights(passes, params, row, filters);
     }
+    if (filters.is_split()) {
+      return end.draw_token(passes.weights(), filters, shared.filters.known.plan);
+    }
     sample(block, passes, p, row, filters, shared.filters);
   }
 
  private:
-  EFFINFER_DEVICE static RowLimits limits_of(const ops::RowSamplingProblem& p, int64_t row) {
-    RowLimits limits;
-    const int64_t k = p.top_k_of(row);
-    limits.top_k = k < p.vocab ? static_cast<int>(k) : 0;
-    limits.top_p = p.top_p[row];
-    limits.min_p = p.min_p[row];
-    limits.joint = p.joint;
-    return limits;
-  }
-
-  EFFINFER_DEVICE static ops::RowStatus status_of(const RowExtent& extent, ops::RowResult result,
-                                                  bool of_logits) {
-    using ops::RowStatus;
-    if (of_logits) {
-      if (extent.has_nan) return RowStatus::nan;
-      if (result == ops::RowResult::logits) return RowStatus::ok;
-      if (extent.highest == -INFINITY) return RowStatus::nothing;
-      return extent.highest == INFINITY ? RowStatus::infinite : RowStatus::ok;
-    }
-    return status_of_weights(extent);
-  }
-
   // The outputs of a row without a distribution are 0.
   template <class Unit>
   EFFINFER_DEVICE static void refuse(Unit& unit, const ops::RowSamplingProblem& p, int64_t row) {
     if (p.result == ops::RowResult::sample) {
-      if (unit.thread != 0) return;
-      p.set_sample(row, 0);
-      if (p.undecided != nullptr) p.undecided[row] = 0;
+      if (unit.thread == 0) refuse_sample(p, row);
       return;
     }
     for (int64_t i = unit.thread; i < p.vocab; i += kThreads) {
@@ -105,36 +98,16 @@ struct SampleRows {
   EFFINFER_DEVICE static void sample(RowBlock<Unit>& block, Passes& passes,
                                      const ops::RowSamplingProblem& p, int64_t row,
                                      const Filters& filters, const RowFilterShared& shared) {
-    const double total = filters.total();
-    const double point = point_of(uniform_of(p.random, row, 0), total);
-    const double slack = filters.slack(total);
-    const bool undecided = filters.undecided();
-    const auto done = [&](int token, const Drawn& drawn) {
-      p.set_sample(row, token);
-      if (p.undecided == nullptr) return;
-      // Nothing lies below the first token, where the point is 0.
-      const bool near = (drawn.below <= slack && point > 0.0) || drawn.above <= slack;
-      p.undecided[row] = undecided || near ? 1 : 0;
-    };
+    const RowPoint at = RowPoint::of(p, row, filters);
     if (filters.listed()) {
-      constexpr int kOwn = RowList::kPerThread;
-      float weights[kOwn];
-      const int first = block.unit().thread * kOwn;
-      EFFINFER_UNROLL
-      for (int i = 0; i < kOwn; ++i) {
-        weights[i] = first + i < filters.list_size() ? shared.list.values[first + i] : 0.0f;
-      }
-      double sum = 0.0;
-      const Drawn drawn = draw(block, weights, point, sum);
-      if (drawn.here) done(shared.list.ids[first + drawn.which], drawn);
-      return;
+      return draw_listed(block, p, row, at, shared.list, filters.list_size());
     }
     draw_in_row(
-        block, passes.values(), shared.parts, point,
+        block, passes.values(), shared.parts, at.point,
         [&](float x, int index) {
           return passes.weight(x, index, filters.values(), filters.weights());
         },
-        done);
+        [&](int token, const Drawn& drawn) { at.settle(p, row, token, drawn); });
   }
 
   // --- whole rows ------------------------------------------------------------------------------

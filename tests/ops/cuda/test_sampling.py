@@ -54,6 +54,15 @@ def test_tokens_are_the_cpus(name, dtype):
         np.testing.assert_array_equal(again.to_numpy(), expected)
 
 
+@pytest.mark.parametrize("name", DRAWS)
+def test_tokens_of_rows_that_blocks_share(name):
+    kind, parameters = DRAWS[name]
+    x = (logits_of if kind == "logits" else probs_of)(6, shape=(2, 9001))
+    op = getattr(ops, name)
+    expected = op(x, *parameters, seed=7)
+    np.testing.assert_array_equal(here(op(there(x), *parameters, seed=7)), expected)
+
+
 def test_both_filters_at_once():
     x = logits_of(2)
     draw = {"filter_apply_order": "joint", "seed": 5}
