@@ -3,7 +3,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <random>
+#include <string>
 
 #include "cuda/bodies/split_rows.h"
 #include "gpu/sampling_rows.h"
@@ -160,6 +162,46 @@ inline int64_t compare_samples(const Rows& rows, const Filters& filters, uint64_
     }
   }
   return left;
+}
+
+// --- machines ------------------------------------------------------------------------------------
+
+// Of rows of `vocab` logits with each of the filters.
+inline void check_barriers(int64_t vocab, std::initializer_list<Filters> cases, Split split,
+                           uint32_t seed) {
+  if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no race is detected");
+  std::mt19937 random(seed);
+  const Rows flat = random_rows(Kind::flat, 1, vocab, RowSource::logits, random);
+  const Rows tied = random_rows(Kind::tied, 1, vocab, RowSource::logits, random);
+  std::vector<int32_t> expected;
+  for (const Rows* rows : {&flat, &tied}) {
+    for (const Filters& filters : cases) {
+      expected.push_back(on_cpu(*rows, filters, RowResult::sample).samples[0]);
+    }
+  }
+  expect_every_barrier_matters([&] {
+    size_t i = 0;
+    for (const Rows* rows : {&flat, &tied}) {
+      for (const Filters& filters : cases) {
+        const Result gpu = on_gpu(*rows, filters, RowResult::sample, 1, split);
+        if (gpu.samples[0] != expected[i++]) return false;
+      }
+    }
+    return true;
+  });
+}
+
+inline void check_banks(int64_t vocab, Split split, uint32_t seed) {
+  if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no access is seen");
+  std::mt19937 random(seed);
+  const Rows rows = random_rows(Kind::flat, 1, vocab, RowSource::logits, random);
+  const cuda::host::Banks banks = cuda::host::count_banks(
+      [&] { on_gpu(rows, {1.0f, 0, 0.9f, 0.0f, false}, RowResult::sample, 1, split); });
+  if (banks.cycles * 10 > banks.least * 11) {
+    check::fail(__FILE__, __LINE__,
+                std::to_string(banks.cycles) + " cycles for " + std::to_string(banks.least) +
+                    ", most at " + banks.worst);
+  }
 }
 
 }  // namespace effinfer

@@ -165,43 +165,16 @@ TEST("rows without a distribution say why, and are 0") {
 }
 
 TEST("every barrier is needed") {
-  if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no race is detected");
-  std::mt19937 random(15);
-  const Rows flat = random_rows(Kind::flat, 1, 9000, RowSource::logits, random);
-  const Rows tied = random_rows(Kind::tied, 1, 9000, RowSource::logits, random);
-  const Filters cases[] = {{1.0f, 20, 0.9f, 0.1f, false},
-                           {1.0f, 0, 0.9f, 0.0f, false},
-                           {1.0f, 0, 1.0f, 0.0f, false},
-                           {1.0f, 30, 0.9f, 0.0f, true}};
-  std::vector<int32_t> expected;
-  for (const Rows* rows : {&flat, &tied}) {
-    for (const Filters& filters : cases) {
-      expected.push_back(on_cpu(*rows, filters, RowResult::sample).samples[0]);
-    }
-  }
-  expect_every_barrier_matters([&] {
-    size_t i = 0;
-    for (const Rows* rows : {&flat, &tied}) {
-      for (const Filters& filters : cases) {
-        const Result gpu = on_gpu(*rows, filters, RowResult::sample, 1, Split::parts);
-        if (gpu.samples[0] != expected[i++]) return false;
-      }
-    }
-    return true;
-  });
+  check_barriers(9000,
+                 {{1.0f, 20, 0.9f, 0.1f, false},
+                  {1.0f, 0, 0.9f, 0.0f, false},
+                  {1.0f, 0, 1.0f, 0.0f, false},
+                  {1.0f, 30, 0.9f, 0.0f, true}},
+                 Split::parts, 15);
 }
 
 TEST("shared memory is read without conflicts") {
-  if (cuda::host::detected_races() != cuda::host::Races::all) check::skip("no access is seen");
-  std::mt19937 random(16);
-  const Rows rows = random_rows(Kind::flat, 1, 9000, RowSource::logits, random);
-  const cuda::host::Banks banks = cuda::host::count_banks(
-      [&] { on_gpu(rows, {1.0f, 0, 0.9f, 0.0f, false}, RowResult::sample, 1, Split::parts); });
-  if (banks.cycles * 10 > banks.least * 11) {
-    check::fail(__FILE__, __LINE__,
-                std::to_string(banks.cycles) + " cycles for " + std::to_string(banks.least) +
-                    ", most at " + banks.worst);
-  }
+  check_banks(9000, Split::parts, 16);
 }
 
 }  // namespace
