@@ -38,7 +38,6 @@ def build(folder: Path, build_dir: str) -> Path:
         f"build-dir={build_dir}",
         "cmake.define.EFFINFER_TESTS=OFF",
         f"cmake.define.EFFINFER_CUDA_ARCHITECTURES={CUDA_ARCHITECTURES}",
-        "cmake.define.EFFINFER_CUDA_SMALL=ON",
     ]
     options = [f"--config-settings={setting}" for setting in settings]
     run("pip", "wheel", "-q", "--no-deps", "--no-build-isolation", *options, "-w", str(folder), ".")

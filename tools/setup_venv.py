@@ -67,6 +67,7 @@ def source_digest(options: list[str]) -> str:
 
 def install_package(build_dir: str, with_tests: bool) -> None:
     defines = {"EFFINFER_TESTS": "ON" if with_tests else "OFF", "EFFINFER_UNITY": "ON"}
+    defines["EFFINFER_CUDA_SMALL"] = "OFF"  # takes time, and is for who installs it
     if os.environ.get("CI"):
         defines["EFFINFER_WERROR"] = "ON"
     if shutil.which("ccache"):
