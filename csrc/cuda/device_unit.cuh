@@ -244,6 +244,10 @@ class DeviceUnit {
     asm volatile("" : "+r"(value));
     return value;
   }
+  __device__ __forceinline__ static float kept(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
+  }
   // Where blocks have clusters the compiler asks for the block's number in its cluster each time.
   template <class T>
   __device__ __forceinline__ static T* kept_shared(T* pointer) {

@@ -46,10 +46,10 @@ struct HeaderFactors {
       EFFINFER_UNROLL
       for (int row = 0; row < 4; ++row) {
         scale[row] = half_of(unit, header.scales, row);
-        less[row] = -scale[row] * (0x1p15f + 128.0f);
+        less[row] = unit.kept(-scale[row] * (0x1p15f + 128.0f));
         if constexpr (Row::kHasMin) {
           minimum[row] = half_of(unit, header.minima, row) / quant_offset(kFormat);
-          minimum_less[row] = -minimum[row] * 0x1p15f;
+          minimum_less[row] = unit.kept(-minimum[row] * 0x1p15f);
         }
       }
     }
