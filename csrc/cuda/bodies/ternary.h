@@ -25,11 +25,6 @@
 
 namespace effinfer::cuda {
 
-// How much there is of it depends on the launch.
-struct TernaryShared {
-  alignas(128) uint8_t first[128];
-};
-
 template <ops::QuantBits kBits, int kTiles>
 struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";

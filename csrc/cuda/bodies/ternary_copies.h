@@ -23,6 +23,11 @@ constexpr int ternary_place_bytes(int tokens) {
   return kTernaryLineBytes + tokens * kTernaryTokenBytes;
 }
 
+// How much there is of it depends on the launch.
+struct TernaryShared {
+  alignas(128) uint8_t first[128];
+};
+
 struct TernaryParams {
   const uint8_t* x = nullptr;
   int64_t x_row_bytes = 0;
