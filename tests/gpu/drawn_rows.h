@@ -128,6 +128,16 @@ inline Rows random_rows(Kind kind, int64_t count, int64_t vocab, RowSource sourc
   return rows;
 }
 
+// Rows of equal values, of two of them and of a few among many that weigh nothing.
+inline Rows tied_rows(int64_t vocab) {
+  Rows rows{RowSource::logits, 3, vocab, {}, 0};
+  for (int64_t i = 0; i < 3 * vocab; ++i) {
+    const float levels[] = {0.0f, i % 7 == 0 ? 1.0f : -1.0f, i % 100 == 3 ? 0.5f : -kInfinity};
+    rows.x.push_back(levels[i / vocab]);
+  }
+  return rows;
+}
+
 inline const Filters kFilters[] = {
     {},
     {0.7f, 0, 1.0f, 0.0f, false},
@@ -162,6 +172,30 @@ inline int64_t compare_samples(const Rows& rows, const Filters& filters, uint64_
     }
   }
   return left;
+}
+
+// That hardly any of them are left, of rows of those lengths with some of the filters: one of each
+// `every`, as a block of the emulator takes its time.
+inline void check_samples(std::initializer_list<int64_t> lengths, int64_t count, uint32_t every,
+                          Split split, uint32_t seed) {
+  std::mt19937 random(seed);
+  int64_t all = 0;
+  int64_t left = 0;
+  for (const int64_t vocab : lengths) {
+    for (const Kind kind : {Kind::flat, Kind::peaked, Kind::tied, Kind::masked}) {
+      for (const RowSource source : {RowSource::logits, RowSource::weights}) {
+        Rows rows = random_rows(kind, count, vocab, source, random);
+        rows.offset = static_cast<int64_t>(random() % 2);
+        for (const Filters& filters : kFilters) {
+          if (random() % every != 0) continue;
+          if (source == RowSource::weights && filters.temperature != 1.0f) continue;
+          left += compare_samples(rows, filters, random(), split);
+          all += rows.rows;
+        }
+      }
+    }
+  }
+  CHECK(left * 50 < all);
 }
 
 // --- machines ------------------------------------------------------------------------------------

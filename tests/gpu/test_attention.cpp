@@ -233,7 +233,7 @@ class Random {
 };
 
 TEST("random batches") {
-  for (uint32_t seed = 0; seed < 12; ++seed) Random(seed).check();
+  for (uint32_t seed = 0; seed < 20; ++seed) Random(seed).check();
 }
 
 TEST("lists of visits") {

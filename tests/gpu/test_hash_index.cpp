@@ -104,12 +104,12 @@ TEST("keys and how often they count are the CPU's, of drafts and trees") {
     for (const int32_t dims : {16, 64}) {
       const int32_t group = turn % 3 == 0 ? 5 : 1 + turn % 3;
       Cache cache({kv, dims, 2, group, DType::f32}, static_cast<uint32_t>(turn + 7));
-      cache.add(520);
-      cache.add(390);
+      cache.add(1000);
+      cache.add(700);
       cache.add(130);
       cache.upload();
       Rows rows(cache,
-                {{0, 520, 1}, {1, 322, 5}, {1, 390, 4, {1, 3, 5, 11}}, {2, 130, 2}, {0, 450, 1}},
+                {{0, 1000, 1}, {1, 642, 5}, {1, 700, 4, {1, 3, 5, 11}}, {2, 130, 2}, {0, 800, 1}},
                 turn % 2 == 0 ? 4 : 6, turn % 2 == 0 ? 8 : 40);
       HashIndexProblem p;
       p.sink_tokens = turn % 2 == 0 ? 64 : 5;

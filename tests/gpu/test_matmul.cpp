@@ -60,9 +60,9 @@ TEST("slices of many superblocks") {
   }
 }
 
-// A block of the one has two units of eight slices, of the other one unit of sixteen.
+// A block of the one has four units of four slices, of the other one unit of sixteen.
 TEST("parts with few rows and with many share one call") {
-  constexpr int64_t kCols = 64 * 16;
+  constexpr int64_t kCols = 64 * 32;
   std::mt19937 random(12);
   const GpuWeight many(DType::q8_0, 265 * 32 + 1, kCols, random);
   const GpuWeight few(DType::q8_0, 40, kCols, random);
@@ -132,8 +132,7 @@ TEST("ragged shapes") {
 // alone show that the former changes no bits.
 TEST("many rows") {
   std::mt19937 random(5);
-  for (const DType dtype :
-       {DType::q4_0, DType::q4_k, DType::q5_k, DType::q6_k, DType::q8_0, DType::bf16, DType::f32}) {
+  for (const DType dtype : matmul_types()) {
     const int64_t rows = 161 * 32 + 1;
     const GpuWeight weight(dtype, rows, 512, random);
     const GpuOperand x(Arithmetic::bf16, 1, 512, normals(512, random));

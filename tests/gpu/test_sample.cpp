@@ -11,36 +11,12 @@ namespace effinfer {
 namespace {
 
 TEST("the CPU's tokens, whatever the filters and lengths") {
-  std::mt19937 random(1);
-  int64_t all = 0;
-  int64_t left = 0;
-  for (const int64_t vocab : {1, 2, 63, 1000, 4096, 4097, 9004, 17003}) {
-    for (const Kind kind : {Kind::flat, Kind::peaked, Kind::tied, Kind::masked}) {
-      for (const RowSource source : {RowSource::logits, RowSource::weights}) {
-        Rows rows = random_rows(kind, 1, vocab, source, random);
-        rows.offset = static_cast<int64_t>(random() % 2);
-        for (const Filters& filters : kFilters) {
-          // Some of all that there is: a block of the emulator takes its time.
-          if (random() % (kEveryValue ? 4 : 12) != 0) continue;
-          if (source == RowSource::weights && filters.temperature != 1.0f) continue;
-          left += compare_samples(rows, filters, random());
-          all += rows.rows;
-        }
-      }
-    }
-  }
-  CHECK(left * 50 < all);
+  check_samples({1, 2, 63, 1000, 4096, 4097, 9004, 17003}, 1, kEveryValue ? 4 : 12, Split::none, 1);
 }
 
 TEST("equal values, more than shared memory holds, end heads by their tokens") {
-  constexpr int64_t kVocab = 9001;
   std::mt19937 random(2);
-  Rows rows{RowSource::logits, 3, kVocab, {}, 0};
-  for (int64_t i = 0; i < 3 * kVocab; ++i) {
-    const int64_t row = i / kVocab;
-    const float levels[] = {0.0f, i % 7 == 0 ? 1.0f : -1.0f, i % 100 == 3 ? 0.5f : -kInfinity};
-    rows.x.push_back(levels[row]);
-  }
+  const Rows rows = tied_rows(9001);
   for (const Filters& filters :
        {Filters{1.0f, 6000, 1.0f, 0.0f, false}, Filters{1.0f, 500, 0.7f, 0.0f, false},
         Filters{1.0f, 0, 0.45f, 0.0f, false}, Filters{1.0f, 5000, 0.9f, 0.0f, true},

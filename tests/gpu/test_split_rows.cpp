@@ -11,24 +11,7 @@ namespace {
 using cuda::RowPlan;
 
 TEST("the CPU's tokens, whatever the filters and lengths") {
-  std::mt19937 random(11);
-  int64_t all = 0;
-  int64_t left = 0;
-  for (const int64_t vocab : {8193, 9004, 17003, 33000}) {
-    for (const Kind kind : {Kind::flat, Kind::peaked, Kind::tied, Kind::masked}) {
-      for (const RowSource source : {RowSource::logits, RowSource::weights}) {
-        Rows rows = random_rows(kind, 2, vocab, source, random);
-        rows.offset = static_cast<int64_t>(random() % 2);
-        for (const Filters& filters : kFilters) {
-          if (random() % (kEveryValue ? 5 : 20) != 0) continue;
-          if (source == RowSource::weights && filters.temperature != 1.0f) continue;
-          left += compare_samples(rows, filters, random(), Split::parts);
-          all += rows.rows;
-        }
-      }
-    }
-  }
-  CHECK(left * 50 < all);
+  check_samples({8193, 9004, 17003, 33000}, 2, kEveryValue ? 5 : 20, Split::parts, 11);
 }
 
 struct Planned {
@@ -65,16 +48,9 @@ TEST("where a filter of a long row ends is known from few values") {
   }
 }
 
-// Rows of 0, of two values and of a few among many that weigh nothing.
 TEST("equal values, more than a list holds, end heads by their tokens") {
-  constexpr int64_t kVocab = 17001;
   std::mt19937 random(13);
-  Rows rows{RowSource::logits, 3, kVocab, {}, 0};
-  for (int64_t i = 0; i < 3 * kVocab; ++i) {
-    const int64_t row = i / kVocab;
-    const float levels[] = {0.0f, i % 7 == 0 ? 1.0f : -1.0f, i % 100 == 3 ? 0.5f : -kInfinity};
-    rows.x.push_back(levels[row]);
-  }
+  const Rows rows = tied_rows(17001);
   for (const Filters& filters :
        {Filters{1.0f, 90, 0.9f, 0.0f, false}, Filters{1.0f, 0, 0.45f, 0.0f, false},
         Filters{1.0f, 0, 0.9f, 0.05f, false}, Filters{1.0f, 0, 1.0f, 0.2f, false}}) {

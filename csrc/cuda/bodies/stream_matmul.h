@@ -1,14 +1,14 @@
 // y = x W^T for any number of tokens, with bfloat16 activations and packed weights (dequant.h) that
 // are read once: what decoding and verification run.
 //
-// A block has eight or sixteen warps. Each takes 32 rows ("a unit": two groups of a weight; with
-// GLU one group of each of the two, so that gate and up meet in one block) and one slice of k; a
-// unit has 16, 8, 4, 2 or 1 slices by its weight's shape alone. Per scale block the products are
-// summed in float32 by the tensor cores, which multiply integers and bfloat16 exactly, then scaled
-// and added in float32 in the order of k; the slices' sums are added in their order, of 16 first
-// each two. One more product is the sum of a block's activations times what its integers are too
-// large, less than zero (quant_offset()): other products begin with it, and minima multiply it,
-// which are divided by that before.
+// A block has up to 16 warps. Each takes 32 rows ("a unit": two groups of a weight; with GLU one
+// group of each of the two, so that gate and up meet in one block) and one slice of k; a unit has
+// 16, 8, 4, 2 or 1 slices by its weight's shape alone. Per scale block the products are summed in
+// float32 by the tensor cores, which multiply integers and bfloat16 exactly, then scaled and added
+// in float32 in the order of k; the slices' sums are added in their order, of 16 first each two.
+// One more product is the sum of a block's activations times what its integers are too large, less
+// than zero (quant_offset()): other products begin with it, and minima multiply it, which are
+// divided by that before.
 //
 // Tokens go in tiles of 8, the columns of a product. A kernel has 1, 2 or 4 tiles, and each of its
 // sums is made by the same operations for all: a token's bits do not depend on how many there are,

@@ -137,10 +137,7 @@ def test_rows_without_a_distribution():
 @every_dtype
 @pytest.mark.parametrize("sorted", [False, True])
 def test_the_highest(sorted, dtype):
-    shapes = [(3, 300, 7), (2, 9, 9), (1, 1, 1)]
-    if dtype == "float32":
-        shapes += [(2, 5000, 400), (1, 5000, 4096)]
-    for batch, vocab, k in shapes:
+    for batch, vocab, k in ((3, 300, 7), (2, 5000, 400), (1, 5000, 4096), (2, 9, 9), (1, 1, 1)):
         x = logits_of(k, dtype, (batch, vocab))
         x[:, 1::7] = x[:, :1]
         values, ids = ops.top_k(there(x), k, sorted)
