@@ -151,6 +151,11 @@ class DeviceUnit {
     return {words.x, words.y, words.z, words.w};
   }
   // Where the program has it: loads that precede their use by others are under way together.
+  __device__ __forceinline__ uint64_t load_written(const uint64_t* pointer) {
+    uint64_t value;
+    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(value) : "l"(pointer));
+    return value;
+  }
   __device__ __forceinline__ Quad load_written(const Quad* pointer) {
     Quad quad;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"

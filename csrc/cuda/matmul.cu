@@ -144,11 +144,16 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
   int count = 0;
   for (int i = 0; i < problem.num_parts; ++i) {
     if (!takes[i]) continue;
-    StreamPart& part = params.parts[count++];
-    part.weight = matmul_weight(problem.parts[i]);
     format = problem.parts[i].weight.format;
-    if (gated && i > 0) continue;  // goes with the first
-    part.units = gated ? part.weight.groups : (part.weight.groups + 1) / 2;
+    StreamPart& part = params.parts[count++];
+    if (!gated) {
+      part = stream_part(problem.parts[i]);
+    } else if (i == 0) {
+      part = stream_part(problem.parts[0], problem.parts[1]);
+    } else {
+      part.weight = matmul_weight(problem.parts[i]);  // goes with the first
+      continue;
+    }
     part.slice_bits = stream_slice_bits(part.units, params.superblocks);
   }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);

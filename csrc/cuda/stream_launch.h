@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "cuda/bodies/stream_block.h"
@@ -49,6 +50,7 @@ FeedShape feed_shape(const StreamBlock& block, const Queue& queue) {
   };
   if (has_bulk_copies(queue)) {
     for (const FeedShape shape : {FeedShape{2, 2}, {3, 1}, {2, 1}, {3, 0}, {2, 0}}) {
+      static_assert(kMostBulkPlaces == 3);
       if (fits(shape)) return shape;
     }
     return {};
@@ -75,7 +77,7 @@ bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
   }
   params.feed = feed_shape<Kernel>(block, queue);
   if (params.feed.places == 0) return false;
-  params.slots = slots;
+  params.slot_bits = std::countr_zero(static_cast<unsigned>(slots));
   params.block_tokens = tokens;
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, tokens));
   params.warp_bytes = Kernel::warp_bytes(params.feed, tokens);

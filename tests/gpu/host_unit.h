@@ -92,8 +92,9 @@ class Unit {
     tell_load(pointer, sizeof(T));
     return *pointer;
   }
-  Quad load_written(const Quad* pointer) {
-    require_global(pointer, alignof(Quad), "load_written");
+  template <class T>
+  T load_written(const T* pointer) {
+    require_global(pointer, alignof(T), "load_written");
     return *pointer;
   }
   template <class T>

@@ -25,6 +25,7 @@ struct StreamShared {
   EFFINFER_DEVICE uint8_t* warp(const StreamParams& p, int warp) {
     return reinterpret_cast<uint8_t*>(this) + warp * p.warp_bytes;
   }
+  // Behind those of `warps` warps.
   EFFINFER_DEVICE uint8_t* tokens(const StreamParams& p, int warps, int slice) {
     return reinterpret_cast<uint8_t*>(this) + warps * p.warp_bytes + slice * p.token_bytes;
   }
@@ -84,7 +85,7 @@ struct StreamMatmul {
       // Those of the block's first unit are first in their teams, if there are any.
       const int teams = part.slice_bits == 0 ? 1 : (1 << part.slice_bits) / kRounds;
       if (warp < teams && units_of(p, part) > 1) {
-        init_barriers(unit, shared.tokens(p, p.slots / kRounds, warp), p.feed.places);
+        init_barriers(unit, shared.tokens(p, warps(p), warp), p.feed.places);
       }
     }
     for (int round = 0; round < kRounds; ++round) {
@@ -94,7 +95,9 @@ struct StreamMatmul {
     }
     unit.wait_for_inputs();
     unit.sync();
-    finish(unit, p, place, shared);
+    // What was found above is found again, so that no register is kept for it.
+    Unit again = unit.anew();
+    finish(again, p, find(again, p), shared);
   }
 
  private:
@@ -105,8 +108,13 @@ struct StreamMatmul {
     int num_tokens;
   };
 
+  EFFINFER_DEVICE static int warps(const Params& p) { return (1 << p.slot_bits) / kRounds; }
+  // log2 of the units of a block of the part.
+  EFFINFER_DEVICE static int unit_bits(const Params& p, const StreamPart& part) {
+    return p.slot_bits - part.slice_bits;
+  }
   EFFINFER_DEVICE static int units_of(const Params& p, const StreamPart& part) {
-    return p.slots >> part.slice_bits;
+    return 1 << unit_bits(p, part);
   }
 
   // The token blocks of a unit are neighbours: all but the first find its weights in the L2 cache.
@@ -120,16 +128,15 @@ struct StreamMatmul {
     }
     const StreamPart* part = p.parts;
     while (block >= part->blocks) block -= (part++)->blocks;
-    return {part, block * units_of(p, *part), first,
+    return {part, block << unit_bits(p, *part), first,
             p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
   }
 
-  // The rows of half of the lanes: of group 2 u + half of the part, or with GLU of group u of part
-  // `half`.
-  EFFINFER_DEVICE static const uint8_t* group_of(const Params& p, const StreamPart& part, int unit,
-                                                 int half) {
-    const bool gated = p.glu != ops::UnaryOp::none;
-    return row_group(gated ? p.parts[half].weight : part.weight, gated ? unit : 2 * unit + half);
+  // The rows of the lane's half of the warp: of group 2 u + half of the part, or with GLU of group u
+  // of part `half`. A second group that is none repeats the first, and nobody takes its sums.
+  EFFINFER_DEVICE static const uint8_t* group_of(const StreamPart& part, int unit, int lane) {
+    const bool is_second = lane >= kWarp / 2 && unit < part.full_units;
+    return part.weight.data + unit * part.unit_bytes + (is_second ? part.half_bytes : 0);
   }
 
   template <class Unit>
@@ -140,12 +147,11 @@ struct StreamMatmul {
     const int first = p.superblocks * slice >> slice_bits;
     const int last = p.superblocks * (slice + 1) >> slice_bits;
     StreamSums<kTiles> sums = {};
-    const uint8_t* const groups[2] = {group_of(p, *place.part, mine, 0),
-                                      group_of(p, *place.part, mine, 1)};
     const StreamMemory memory = {shared.warp(p, slot / kRounds),
-                                 shared.tokens(p, p.slots / kRounds, slice / kRounds),
+                                 shared.tokens(p, warps(p), slice / kRounds),
                                  team_of(p, place, mine, slice)};
-    Product::run(unit, p, groups, p.header_bytes,
+    const uint8_t* const group = group_of(*place.part, mine, unit.lane);
+    Product::run(unit, p, group, p.header_bytes,
                  {p.x + place.first_token * p.x_row_bytes, p.x_row_bytes, place.num_tokens}, first,
                  last, memory, state, sums);
     memory.team.sync(unit);  // all have read their last place
@@ -173,17 +179,27 @@ struct StreamMatmul {
     return reinterpret_cast<StreamRow*>(memory);
   }
 
-  // Of all slices of a unit, from its first slot on.
+  // Of all slices of a unit, from its first slot on; four are loaded at a time. No sum is -0, which
+  // finish_output() would have made a zero.
   EFFINFER_DEVICE static float sum_of(const Params& p, Shared& shared, int slot, int slice_bits,
                                       int token, int row) {
-    const auto of = [&](int slice) { return sums_of(p, shared, slot + slice)[token][row]; };
-    if (slice_bits < kMostSliceBits) {
-      float sum = of(0);
-      for (int s = 1; s < 1 << slice_bits; ++s) sum += of(s);
-      return sum;
+    constexpr int kAtOnce = 4;
+    float sum = 0.0f;
+    EFFINFER_NO_UNROLL
+    for (int s = 0; s < 1 << slice_bits; s += kAtOnce) {
+      float of[kAtOnce];
+      EFFINFER_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        of[i] = s + i < 1 << slice_bits ? sums_of(p, shared, slot + s + i)[token][row] : 0.0f;
+      }
+      if (slice_bits == kMostSliceBits) {
+        sum += of[0] + of[1];
+        sum += of[2] + of[3];
+      } else {
+        EFFINFER_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) sum += of[i];
+      }
     }
-    float sum = of(0) + of(1);
-    for (int s = 2; s < 1 << kMostSliceBits; s += 2) sum += of(s) + of(s + 1);
     return sum;
   }
 
@@ -193,20 +209,25 @@ struct StreamMatmul {
                                      Shared& shared) {
     const StreamPart& part = *place.part;
     const bool gated = p.glu != ops::UnaryOp::none;
-    const int threads = p.slots / kRounds * kWarp;
+    const int threads = warps(p) * kWarp;
     const int row_bits = gated ? 4 : 5;
-    const int rows = units_of(p, part) << row_bits;
+    const int block_bits = row_bits + unit_bits(p, part);
     const int first = place.first_unit << row_bits;
     EFFINFER_NO_UNROLL
-    for (int i = unit.thread; i < place.num_tokens * rows; i += threads) {
-      const int token = i / rows;
-      const int row = i & (rows - 1);
+    for (int i = unit.thread; i < place.num_tokens << block_bits; i += threads) {
+      const int token = i >> block_bits;
+      const int row = i & ((1 << block_bits) - 1);
       if (first + row >= part.weight.rows) continue;
       const int slot = row >> row_bits << part.slice_bits;
       const int at = row & ((1 << row_bits) - 1);
-      const float sum = sum_of(p, shared, slot, part.slice_bits, token, at);
-      const float second =
-          gated ? sum_of(p, shared, slot, part.slice_bits, token, (1 << row_bits) + at) : 0.0f;
+      // The second weight's rows lie behind those of the first.
+      float sum = 0.0f;
+      float second = 0.0f;
+      EFFINFER_NO_UNROLL
+      for (int of = gated ? 1 : 0; of >= 0; --of) {
+        second = sum;
+        sum = sum_of(p, shared, slot, part.slice_bits, token, (of << row_bits) + at);
+      }
       finish_output(unit, part.weight, p.parts[1].weight, p.glu, p.operand,
                     place.first_token + token, first + row, sum, second);
     }

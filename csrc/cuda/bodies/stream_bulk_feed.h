@@ -8,13 +8,15 @@
 
 namespace effinfer::cuda {
 
+inline constexpr int kMostBulkPlaces = 3;
+
 // Of bulk copies, once before all feeds of a warp or of a team.
 template <class Unit>
 EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory, int places) {
   if (unit.lane == 0) {
-    EFFINFER_NO_UNROLL
-    for (int i = 0; i < places; ++i) {
-      unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[i], 1);
+    EFFINFER_UNROLL
+    for (int i = 0; i < kMostBulkPlaces; ++i) {
+      if (i < places) unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[i], 1);
     }
   }
   unit.fence_async();
@@ -51,8 +53,9 @@ class BulkTokens {
   bool is_there_;
 };
 
-// Bulk copies of whole places. The two lanes that have copied a place's weights tell the warp's
-// barrier, those that have copied its tokens the team's, which for one warp is the same.
+// Bulk copies of whole places. The first lane of each half copies the weights of its row group,
+// which the warp's barrier hears of; those that have copied a place's tokens tell the team's, which
+// for one warp is the same.
 template <ops::PackedFormat kFormat>
 class BulkFeed : public Feed<kFormat> {
   using Base = Feed<kFormat>;
@@ -70,17 +73,16 @@ class BulkFeed : public Feed<kFormat> {
         full_(reinterpret_cast<Mbarrier*>(this->memory_)),
         tokens_full_(
             reinterpret_cast<Mbarrier*>(team_.is_one() ? this->memory_ : this->team_memory_)),
-        asked_(source.cut()),
-        to_(state.place) {
+        asked_(source.cut()) {
     const int tokens_bytes = source.num_tokens * kTokenBytes;
     expected_ = unit.kept(2 * Base::kGroupBytes + (team_.is_one() ? tokens_bytes : 0));
     expected_tokens_ = unit.kept(team_.is_one() || team_.rank > 0 ? 0 : tokens_bytes);
-    const uint8_t* const group = unit.lane == 0 ? source.groups[0] : source.groups[1];
-    from_ = group + int64_t{source.first} * Base::kGroupBytes;
+    from_ = source.group + int64_t{source.first} * Base::kGroupBytes;
+    int to = state_.place;
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_ - 1; ++i) {
-      fetch_weights(unit);
-      advance(to_);
+    for (int i = 0; i < this->places_; ++i) {
+      fetch_weights(unit, to);
+      advance(to);
     }
   }
 
@@ -91,39 +93,46 @@ class BulkFeed : public Feed<kFormat> {
     PieceCut cut = source.cut();
     int to = state_.place;
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_ - 1; ++i) {
+    for (int i = 0; i < this->places_; ++i) {
       fetch_tokens(unit, tokens, to, cut.take());
       advance(to);
     }
   }
 
-  // Waits for the next place and asks for another one.
+  // Waits for the next place.
   template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, Tokens& tokens) {
+  EFFINFER_DEVICE void next(Unit& unit, Tokens&) {
     const int place = state_.place;
-    team_.sync(unit);  // all have read what the next copies replace
-    const int pieces = fetch_weights(unit);
-    fetch_tokens(unit, tokens, to_, pieces);
-    advance(to_);
     this->weights = this->weights_in(place, 0);
     this->of_tokens = this->tokens_in(place);
     unit.barrier_wait(full_[place], state_.parity);
     if (!team_.is_one()) unit.barrier_wait(tokens_full_[place], state_.parity);
+  }
+
+  // It is multiplied, and others come in its place, if there are any.
+  template <class Unit>
+  EFFINFER_DEVICE void release(Unit& unit, Tokens& tokens) {
+    if (!asked_.is_over()) {
+      team_.sync(unit);  // all have read what the next copies replace
+      const int pieces = fetch_weights(unit, state_.place);
+      fetch_tokens(unit, tokens, state_.place, pieces);
+    }
     advance(state_.place);
     if (state_.place == 0) state_.parity ^= 1;
   }
 
  private:
   static constexpr int kTokenBytes = TokenPlace<Base::kPiece.steps>::kPieceBytes;
+  static constexpr int kHalf = kWarp / 2;
 
-  // Returns how many pieces are on their way to place `to_`, which may be none.
+  // Returns how many pieces are on their way to the place, which may be none.
   template <class Unit>
-  EFFINFER_DEVICE int fetch_weights(Unit& unit) {
+  EFFINFER_DEVICE int fetch_weights(Unit& unit, int to) {
     const int pieces = asked_.take();
     const int bytes = pieces * Base::kGroupBytes;
-    if (unit.lane < 2 && pieces > 0) {
-      if (unit.lane == 0) unit.barrier_arrive_expect(full_[to_], pieces * expected_);
-      unit.copy_bulk(this->weights_in(to_, unit.lane), from_, bytes, full_[to_]);
+    if (unit.lane % kHalf == 0 && pieces > 0) {
+      if (unit.lane == 0) unit.barrier_arrive_expect(full_[to], pieces * expected_);
+      unit.copy_bulk(this->weights_in(to, unit.lane / kHalf), from_, bytes, full_[to]);
     }
     from_ += bytes;
     return pieces;
@@ -142,10 +151,9 @@ class BulkFeed : public Feed<kFormat> {
   Mbarrier* const full_;
   Mbarrier* const tokens_full_;
   PieceCut asked_;
-  int to_;               // place of the next copies
   int expected_;         // by the warp's barrier, in bytes for each piece
   int expected_tokens_;  // by the team's
-  const uint8_t* from_;  // of the first two lanes, which have a group each
+  const uint8_t* from_;  // in the group of the lane's half
 };
 
 }  // namespace effinfer::cuda

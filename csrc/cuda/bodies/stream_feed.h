@@ -125,10 +125,10 @@ struct PieceCut {
   EFFINFER_DEVICE bool is_over() const { return next >= last; }
 };
 
-// What both feeds are made with: row groups, of which each half of the lanes has one, pieces
-// [first, last) of k, and the memory of the warp and of its team's tokens.
+// What both feeds are made with: the row group of the lane's half of the warp, pieces [first, last)
+// of k, and the memory of the warp and of its team's tokens.
 struct FeedSource {
-  const uint8_t* groups[2];  // first superblocks
+  const uint8_t* group;  // its first superblock
   int first;
   int last;
   FeedShape shape;

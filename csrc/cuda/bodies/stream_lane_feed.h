@@ -92,8 +92,7 @@ class LaneFeed : public Feed<kFormat> {
   template <class Unit>
   EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source, FeedState&)
       : Base(unit, source), team_(source.team), asked_(source.cut()) {
-    const uint8_t* group = unit.lane < kWarp / 2 ? source.groups[0] : source.groups[1];
-    from_ = group + int64_t{source.first} * Base::kGroupBytes + unit.lane % 16 * 16;
+    from_ = source.group + int64_t{source.first} * Base::kGroupBytes + unit.lane % 16 * 16;
     EFFINFER_NO_UNROLL
     for (int i = 0; i < this->places_ - 1; ++i) {
       fetch(unit);
@@ -121,6 +120,9 @@ class LaneFeed : public Feed<kFormat> {
     unit.commit();
     advance(place_);
   }
+
+  template <class Unit>
+  EFFINFER_DEVICE void release(Unit&, Tokens&) {}
 
  private:
   // Half of the lanes have a group. Returns how many pieces are on their way.

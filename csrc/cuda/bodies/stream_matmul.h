@@ -60,15 +60,14 @@ struct StreamProduct {
   using Header = HeaderRow<kFormat>;
   using Factors = HeaderFactors<kFormat>;
 
-  // Adds superblocks [first, last) of two row groups, one of each half of the lanes, to `sums`,
-  // times the tokens.
+  // Adds superblocks [first, last) of two row groups to `sums`, times the tokens. `group` is that of
+  // the lane's half of the warp.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p,
-                                  const uint8_t* const (&groups)[2], int64_t header_bytes,
-                                  const StreamTokens& x, int first, int last,
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
+                                  int64_t header_bytes, const StreamTokens& x, int first, int last,
                                   const StreamMemory& memory, FeedState& state,
                                   StreamSums<kTiles>& sums) {
-    const FeedSource source = {{groups[0] + header_bytes, groups[1] + header_bytes},
+    const FeedSource source = {group + header_bytes,
                                first * kParts,
                                last * kParts,
                                p.feed,
@@ -77,7 +76,6 @@ struct StreamProduct {
                                memory.team,
                                x.count,
                                p.block_tokens * Tokens::row_bytes(p.feed)};
-    const uint8_t* const group = unit.lane < kWarp / 2 ? groups[0] : groups[1];
     if (unit.has_bulk_copies()) {
       run<BulkFeed<kFormat>>(unit, p, source, group, x, state, sums);
     } else {
@@ -91,15 +89,15 @@ struct StreamProduct {
                                   const uint8_t* group, const StreamTokens& x, FeedState& state,
                                   StreamSums<kTiles>& sums) {
     if (source.first >= source.last) return;
-    Feed feed(unit, source, state);
     const uint8_t* const header = group + unit.lane / 4 % 4 * 8;
     Header next = {};
     next.load(unit, header, p.header_row_bytes, source.first / kParts);
+    Feed feed(unit, source, state);
+    const LaneView view = view_of(unit, feed.group_at(unit.lane), p.feed, x.count);
+    typename Feed::Tokens tokens(unit, source.team, p.feed, x, source.first);
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
-    typename Feed::Tokens tokens(unit, source.team, p.feed, x, source.first);
     feed.start_tokens(unit, source, tokens);
-    const LaneView view = view_of(unit, feed.group_at(unit.lane), p.feed, x.count);
     PieceCut cut = source.cut();
     EFFINFER_NO_UNROLL
     while (!cut.is_over()) {
@@ -115,6 +113,7 @@ struct StreamProduct {
         weights += kGroupBytes;
         of_tokens += Tokens::kPieceBytes;
       }
+      feed.release(unit, tokens);
     }
   }
 

@@ -52,8 +52,7 @@ struct StreamPair {
     const int first = p.stream.superblocks * slice >> slice_bits;
     const int last = p.stream.superblocks * (slice + 1) >> slice_bits;
     const MatmulWeight& weight = p.stream.parts[half].weight;
-    const uint8_t* const groups[2] = {row_group(weight, 2 * index),
-                                      row_group(weight, 2 * index + 1)};
+    const uint8_t* const group = row_group(weight, 2 * index + unit.lane / (kWarp / 2));
     // Formats may differ in their places, so that each warp has tokens of its own.
     uint8_t* const own = shared.warp(p.stream, unit.warp);
     const StreamMemory memory = {own, shared.tokens(p.stream, kStreamWarps, unit.warp), {0, 1, 0}};
@@ -62,7 +61,7 @@ struct StreamPair {
     if (unit.has_bulk_copies()) init_barriers(unit, own, p.stream.feed.places);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
       StreamProduct<kFormat, kTiles>::run(
-          unit, p.stream, groups, p.header_bytes[half],
+          unit, p.stream, group, p.header_bytes[half],
           {p.stream.x + first_token * p.stream.x_row_bytes, p.stream.x_row_bytes, count}, first,
           last, memory, state, sums);
     });

@@ -17,10 +17,32 @@ inline constexpr int kLeastSlots = 4;
 
 struct StreamPart {
   MatmulWeight weight;
+  int64_t unit_bytes = 0;  // from unit to unit of a half of the lanes' groups
+  int64_t half_bytes = 0;  // from the first half's group to the second's
   int32_t units = 0;
+  int32_t full_units = 0;  // that have both
   int32_t slice_bits = 0;  // log2 of the slices of k
   int32_t blocks = 0;      // that share the units
 };
+
+inline StreamPart stream_part(const ops::MatmulPart& of) {
+  StreamPart part;
+  part.weight = matmul_weight(of);
+  part.unit_bytes = 2 * part.weight.group_bytes;
+  part.half_bytes = part.weight.group_bytes;
+  part.units = (part.weight.groups + 1) / 2;
+  part.full_units = part.weight.groups / 2;
+  return part;
+}
+// With GLU.
+inline StreamPart stream_part(const ops::MatmulPart& gate, const ops::MatmulPart& linear) {
+  StreamPart part;
+  part.weight = matmul_weight(gate);
+  part.unit_bytes = part.weight.group_bytes;
+  part.half_bytes = linear.weight.data - gate.weight.data;
+  part.units = part.full_units = part.weight.groups;
+  return part;
+}
 
 // Weights of one format, times all tokens. With GLU the second part is the linear one.
 struct StreamParams {
@@ -33,7 +55,7 @@ struct StreamParams {
   FeedShape feed;            // of a warp
   int32_t warp_bytes = 0;    // of shared memory
   int32_t token_bytes = 0;   // of a slice's tokens, behind all warps'
-  int32_t slots = 0;         // of a block: a power of two
+  int32_t slot_bits = 0;     // log2 of a block's slots
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
   int64_t header_row_bytes = 0;  // of the scales in it

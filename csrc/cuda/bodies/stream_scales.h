@@ -25,8 +25,10 @@ struct HeaderRow {
   EFFINFER_DEVICE void load(Unit& unit, const uint8_t* header, int64_t row_bytes, int superblock) {
     if constexpr (kSuper) {
       const uint8_t* row = header + (superblock >> 2) * (ops::kGroupRows * 2);
-      scales = unit.load(reinterpret_cast<const uint64_t*>(row));
-      if constexpr (kHasMin) minima = unit.load(reinterpret_cast<const uint64_t*>(row + row_bytes));
+      scales = unit.load_written(reinterpret_cast<const uint64_t*>(row));
+      if constexpr (kHasMin) {
+        minima = unit.load_written(reinterpret_cast<const uint64_t*>(row + row_bytes));
+      }
     }
   }
 };
