@@ -132,8 +132,8 @@ struct StreamMatmul {
             p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
   }
 
-  // The rows of the lane's half of the warp: of group 2 u + half of the part, or with GLU of group u
-  // of part `half`. A second group that is none repeats the first, and nobody takes its sums.
+  // The rows of the lane's half of the warp: group 2 u + half of the part, or with GLU group u of
+  // part `half`. A second group that is none repeats the first, and nobody takes its sums.
   EFFINFER_DEVICE static const uint8_t* group_of(const StreamPart& part, int unit, int lane) {
     const bool is_second = lane >= kWarp / 2 && unit < part.full_units;
     return part.weight.data + unit * part.unit_bytes + (is_second ? part.half_bytes : 0);

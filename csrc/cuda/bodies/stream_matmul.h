@@ -60,8 +60,8 @@ struct StreamProduct {
   using Header = HeaderRow<kFormat>;
   using Factors = HeaderFactors<kFormat>;
 
-  // Adds superblocks [first, last) of two row groups to `sums`, times the tokens. `group` is that of
-  // the lane's half of the warp.
+  // Adds superblocks [first, last) of two row groups to `sums`, times the tokens. `group` is that
+  // of the lane's half of the warp.
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
                                   int64_t header_bytes, const StreamTokens& x, int first, int last,
