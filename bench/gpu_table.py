@@ -16,6 +16,7 @@ KEYS = {
     "norms": ("op", "rows", "cols"),
     "sampling": ("op", "rows", "cols"),
     "model": ("op", "type", "layers"),
+    "step": ("op", "type", "layers"),
 }
 
 
@@ -28,7 +29,7 @@ def label(row: Row) -> str:
         return f"{row['dtype']} {row['rows']}x{row['cols']} n={row['n']}"
     if row["section"] == "attention":
         return f"batch {row['batch']} kv {row['context']} group {row['group']} rows {row['rows']}"
-    if row["section"] == "model":
+    if row["section"] in ("model", "step"):
         return f"{row['op']}, {row['layers']} layers of {row['cols']}, {row['type']}"
     if row["section"] == "prompts":
         return f"{row['context']} tokens group {row['group']} density {row['density']:g}"
@@ -83,6 +84,10 @@ def columns(lines: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
+def share(rate: float, copy: float | None) -> str:
+    return "?" if copy is None else f"{100 * rate / copy:.0f} %"
+
+
 def section_lines(name: str, result: dict[str, Any]) -> list[str]:
     rows = [row for row in result["rows"] if row["section"] == name]
     if not rows:
@@ -103,8 +108,8 @@ def section_lines(name: str, result: dict[str, Any]) -> list[str]:
             (
                 label(row),
                 f"{row['median_us']:.1f}",
-                f"{rate / 1e9:.0f}",
-                "?" if copy is None else f"{100 * rate / copy:.0f} %",
+                f"{rate / 1e9:.0f}" if row["bytes"] else "",
+                share(rate, copy) if row["bytes"] else "",
                 f"{row['flops'] / seconds / 1e12:.1f}" if row["flops"] else "",
                 "; ".join(beside),
             )

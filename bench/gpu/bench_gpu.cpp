@@ -1,6 +1,6 @@
 // Speed of the GPU kernels, in CUDA graphs over inputs in turn that no cache holds.
 //
-//   bench_gpu [--sections copy,matmul,prefill,ternary,attention,prompts,norms,sampling,model]
+//   bench_gpu [--sections copy,matmul,prefill,ternary,attention,prompts,norms,sampling,model,step]
 //             [--rotate-mb 400] [--replays 12] [--least-calls 8] [--copy-mb 1024]
 //             [--shapes 4096x4096,30MBx4096] [--dtypes q4_0,bf16] [--tokens 1,4,16,64]
 //             [--prompt-tokens 512,2048] [--ternary-shapes 13824x2560]
@@ -9,6 +9,7 @@
 //             [--norm-rows 1,1024] [--norm-cols 4096]
 //             [--sampling-rows 1,64] [--sampling-vocab 128256]
 //             [--model layers=32,cols=4096,ffn=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256]
+//             [--step-model layers=8,...]
 //             [--model-type q4_k] [--model-prompt 512] [--model-tokens 64]
 //
 // A JSON object a line goes to stdout: first the device, then a row for each case with the bytes
@@ -53,7 +54,8 @@ int run(Options& options) {
   const std::map<std::string, Section> sections = {
       {"copy", bench_copy},       {"matmul", bench_matmul},       {"prefill", bench_prefill},
       {"ternary", bench_ternary}, {"attention", bench_attention}, {"prompts", bench_prompts},
-      {"norms", bench_norms},     {"sampling", bench_sampling},   {"model", bench_model}};
+      {"norms", bench_norms},     {"sampling", bench_sampling},   {"model", bench_model},
+      {"step", bench_step}};
   const Settings settings{std::atof(options["--rotate-mb"].c_str()) * 1e6,
                           std::atoi(options["--replays"].c_str()),
                           std::atoi(options["--least-calls"].c_str())};
@@ -77,7 +79,7 @@ int run(Options& options) {
 
 int main(int argc, char** argv) {
   bench::Options options = {
-      {"--sections", "copy,matmul,prefill,ternary,attention,prompts,norms,sampling,model"},
+      {"--sections", "copy,matmul,prefill,ternary,attention,prompts,norms,sampling,model,step"},
       {"--rotate-mb", "400"},
       {"--replays", "12"},
       {"--least-calls", "8"},
@@ -100,6 +102,8 @@ int main(int argc, char** argv) {
       {"--sampling-rows", "1,64"},
       {"--sampling-vocab", "128256"},
       {"--model", "layers=32,cols=4096,ffn=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256"},
+      {"--step-model",
+       "layers=8,cols=4096,ffn=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256"},
       {"--model-type", "q4_k"},
       {"--model-prompt", "512"},
       {"--model-tokens", "64"}};

@@ -123,6 +123,7 @@ int bench_ternary(Options& options, const Settings& settings, effinfer::Queue& q
 int bench_attention(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_prompts(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_model(Options& options, const Settings& settings, effinfer::Queue& queue);
+int bench_step(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_norms(Options& options, const Settings& settings, effinfer::Queue& queue);
 int bench_sampling(Options& options, const Settings& settings, effinfer::Queue& queue);
 

@@ -3,12 +3,18 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "bench/gpu/measure.h"
 #include "effinfer/engine.h"
 #include "effinfer/error.h"
 #include "effinfer/model.h"
 #include "effinfer/weights.h"
+#include "ops/attention.h"
+#include "ops/matmul.h"
+#include "ops/norm.h"
+#include "ops/registry.h"
+#include "ops/rope_append.h"
 
 namespace bench {
 namespace {
@@ -157,13 +163,24 @@ std::shared_ptr<const Model> random_model(const ModelShape& shape, int64_t& byte
   return std::make_shared<Model>(Model{graph, weights});
 }
 
-}  // namespace
-
-int bench_model(Options& options, const Settings& settings, effinfer::Queue&) {
-  ModelShape shape = shape_of(options["--model"]);
+ModelShape shape_of(Options& options, const char* model) {
+  ModelShape shape = shape_of(options[model]);
   shape.type = options["--model-type"];
-  int64_t bytes = 0;
-  const std::shared_ptr<const Model> model = random_model(shape, bytes);
+  return shape;
+}
+
+std::string members_of(const char* section, const std::string& op, const ModelShape& shape) {
+  return member("section", section) + ", " + member("op", op) + ", " + member("type", shape.type) +
+         ", " + member("layers", shape.layers) + ", " + member("cols", shape.cols);
+}
+
+// Seconds until the first token, and of each after it.
+struct Times {
+  std::vector<double> first, each;
+};
+
+Times generate(const std::shared_ptr<const Model>& model, Options& options,
+               const Settings& settings) {
   EngineOptions engine_options;
   engine_options.device = kGpu;
   engine_options.max_seq_len = 4096;
@@ -175,7 +192,7 @@ int bench_model(Options& options, const Settings& settings, effinfer::Queue&) {
   const int tokens = std::atoi(options["--model-tokens"].c_str());
   std::vector<int32_t> prompt(static_cast<size_t>(std::atoi(options["--model-prompt"].c_str())));
   std::iota(prompt.begin(), prompt.end(), 1);
-  std::vector<double> first, each;
+  Times times;
   for (int i = 0; i <= settings.replays / 4 + 1; ++i) {
     prompt[0] = i;  // no prefix is found
     params.max_tokens = tokens + 1;
@@ -186,20 +203,68 @@ int bench_model(Options& options, const Settings& settings, effinfer::Queue&) {
       return true;
     });
     if (i == 0) continue;  // recordings are made
-    first.push_back(begun - started);
-    each.push_back((now(CLOCK_MONOTONIC) - begun) / tokens);
+    times.first.push_back(begun - started);
+    times.each.push_back((now(CLOCK_MONOTONIC) - begun) / tokens);
   }
-  const std::string what = member("type", shape.type) + ", " + member("layers", shape.layers) +
-                           ", " + member("cols", shape.cols);
-  print_row(member("section", "model") + ", " + member("op", "a token") + ", " + what,
-            summary(each), bytes, 0);
+  return times;
+}
+
+// The operator that is launched twice.
+std::string repeated;
+
+template <class Problem, const char* kOp>
+void may_be_repeated() {
+  ops::ensure_registered();
+  ops::mutable_table<Problem>().add(
+      {std::string(kOp) + ".twice", Isa::portable,
+       [](const Problem&) { return repeated == kOp ? nullptr : "is not repeated"; }, nullptr,
+       nullptr, DeviceKind::cuda,
+       [](const Problem& problem, Queue& queue) {
+         const std::string op = std::exchange(repeated, "");
+         const auto& variant = ops::table<Problem>().select(problem, current_target(kGpu));
+         for (int i = 0; i < 2; ++i) variant.launch(problem, queue);
+         repeated = op;
+       },
+       cuda_backend()->arch(0)});
+}
+
+constexpr char kNorm[] = "norm", kRope[] = "rope", kAttention[] = "attention";
+
+}  // namespace
+
+int bench_model(Options& options, const Settings& settings, effinfer::Queue&) {
+  const ModelShape shape = shape_of(options, "--model");
+  int64_t bytes = 0;
+  const std::shared_ptr<const Model> model = random_model(shape, bytes);
+  const Times times = generate(model, options, settings);
+  print_row(members_of("model", "a token", shape), summary(times.each), bytes, 0);
+  const std::string prompt = options["--model-prompt"];
   const double products =
-      2.0 * static_cast<double>(prompt.size()) * static_cast<double>(shape.layers * shape.cols) *
+      2.0 * std::atof(prompt.c_str()) * static_cast<double>(shape.layers * shape.cols) *
       static_cast<double>(shape.head_dim * (shape.heads + shape.kv_heads) * 2 + 3 * shape.ffn);
-  print_row(member("section", "model") + ", " +
-                member("op", "a prompt of " + std::to_string(prompt.size())) + ", " + what,
-            summary(first), bytes, products);
+  print_row(members_of("model", "a prompt of " + prompt, shape), summary(times.first), bytes,
+            products);
   return 2;
+}
+
+// Kernels overlap in a recorded step, so that what one of them takes alone says little: what an
+// operator costs there is how much longer a token takes when each of its launches comes twice.
+int bench_step(Options& options, const Settings& settings, effinfer::Queue&) {
+  may_be_repeated<ops::RmsNormProblem, kNorm>();
+  may_be_repeated<ops::RopeAppendProblem, kRope>();
+  may_be_repeated<ops::AttentionProblem, kAttention>();
+  const ModelShape shape = shape_of(options, "--step-model");
+  int64_t bytes = 0;
+  const std::shared_ptr<const Model> model = random_model(shape, bytes);
+  const char* const ops[] = {"", kNorm, kRope, kAttention};
+  for (const char* op : ops) {
+    repeated = op;
+    const Times times = generate(model, options, settings);
+    const std::string what = repeated.empty() ? "a token" : "a token, each " + repeated + " twice";
+    print_row(members_of("step", what, shape), summary(times.each), 0, 0);
+  }
+  repeated.clear();
+  return static_cast<int>(std::size(ops));
 }
 
 }  // namespace bench
