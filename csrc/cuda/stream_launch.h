@@ -11,12 +11,13 @@
 #include "cuda/bodies/stream_pair.h"
 #include "cuda/entry.h"
 #include "cuda/register.h"
+#include "cuda/tensor_map.h"
 #include "effinfer/error.h"
 
 namespace effinfer::cuda {
 
-// Launches the kernel of `format` with the fewest tiles that hold all tokens, or with 4 for each 32
-// of them, or for as many as the GPU's shared memory allows. All have the same bits.
+// Launches the kernel of `format` with the fewest tiles that hold all tokens, or with the most that
+// there are for as many of them as the GPU's shared memory allows. All have the same bits.
 void launch_u4(const ops::PackedFormat& format, StreamParams& params, Queue& queue);
 void launch_u5_u6(const ops::PackedFormat& format, StreamParams& params, Queue& queue);
 void launch_u8_dense(const ops::PackedFormat& format, StreamParams& params, Queue& queue);
@@ -29,15 +30,28 @@ struct StreamBlock {
   int warps;
   int slices;
   int tokens;
+  bool in_boxes;  // which tokens come in
   int64_t bytes;  // of shared memory
 };
+
+// Boxes are aligned as whatever copy_tile() takes.
+constexpr int64_t tokens_at(int64_t warps, int64_t warp_bytes) {
+  return blocks_for(warps * warp_bytes, 1024) * 1024;
+}
 
 // Of shared memory. In a round each slice or every other one is multiplied.
 template <class Kernel>
 int64_t bytes_of(const FeedShape& shape, const StreamBlock& block) {
-  return block.warps * Kernel::warp_bytes(shape, block.tokens) +
+  return tokens_at(block.warps, Kernel::warp_bytes(shape, block.tokens)) +
          std::max(1, block.slices / Kernel::kSlotRounds) *
-             token_bytes(Kernel::layout(), shape, block.tokens);
+             Kernel::token_bytes(shape, block.tokens, block.in_boxes);
+}
+
+// Of 16 k and `box_tokens` tokens.
+inline TensorMap token_map(const StreamParams& params, int box_tokens, Queue& queue) {
+  return tensor_map({params.x, params.tokens, int64_t{params.superblocks} * ops::kSuperblock,
+                     params.x_row_bytes, box_tokens, 16, Swizzle::none},
+                    queue);
 }
 
 // The first that fits: few large places cost fewer instructions. (An H100 takes 13.5, 14.8 and 17.6
@@ -49,8 +63,8 @@ FeedShape feed_shape(const StreamBlock& block, const Queue& queue) {
     return bytes_of<Kernel>(shape, block) <= block.bytes;
   };
   if (has_bulk_copies(queue)) {
-    for (const FeedShape shape : {FeedShape{2, 2}, {3, 1}, {2, 1}, {3, 0}, {2, 0}}) {
-      static_assert(kMostBulkPlaces == 3);
+    for (int hold_bits = 2; hold_bits >= 0; --hold_bits) {
+      const FeedShape shape = {kBulkPlaces, hold_bits};
       if (fits(shape)) return shape;
     }
     return {};
@@ -66,7 +80,8 @@ FeedShape feed_shape(const StreamBlock& block, const Queue& queue) {
 template <class Kernel>
 bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
   const int together = kMostSlots / slots;  // blocks; the system takes 1 KB beside each
-  StreamBlock block = {slots / Kernel::kSlotRounds, 1, tokens,
+  const bool in_boxes = has_bulk_copies(queue) && Kernel::kTokens > kTileTokens;
+  StreamBlock block = {slots / Kernel::kSlotRounds, 1, tokens, in_boxes,
                        (shared_bytes_of(queue) + 1024) / together - 1024};
   int64_t blocks = 0;
   for (StreamPart& part : params.parts) {
@@ -81,7 +96,9 @@ bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
   params.block_tokens = tokens;
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, tokens));
   params.warp_bytes = Kernel::warp_bytes(params.feed, tokens);
-  params.token_bytes = token_bytes(Kernel::layout(), params.feed, tokens);
+  params.tokens_at = static_cast<int32_t>(tokens_at(block.warps, params.warp_bytes));
+  params.token_bytes = Kernel::token_bytes(params.feed, tokens, in_boxes);
+  if (in_boxes) params.x_map = token_map(params, Kernel::kTokens, queue);
   launch<Kernel>(params, blocks * params.token_blocks, queue,
                  static_cast<size_t>(bytes_of<Kernel>(params.feed, block)), block.warps * kWarp);
   return true;
@@ -89,33 +106,49 @@ bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
 
 inline constexpr int kFewTokens = 4;
 
-// Whether 16 warps have the registers for two tiles: Q3_K's would have three too few.
-constexpr bool has_two_tiles(const ops::PackedFormat& format) {
-  return format.bits != ops::QuantBits::u4 || format.scales != ops::ScaleKind::super ||
-         format.has_min || format.sub_block != 16;
+// More than a tile: as many as 16 warps have registers for.
+template <ops::PackedFormat kFormat>
+bool launch_hopper(StreamParams& params, Queue& queue) {
+  constexpr int kMost = stream_has_tiles(kFormat, 4, 90) ? 4 : 2;
+  const int tokens = std::min(params.tokens, kMost * kTileTokens);
+  if (tokens <= 2 * kTileTokens) {
+    return launch_stream<StreamMatmul<kFormat, 2, 16>>(params, kMostSlots, tokens, queue);
+  }
+  return launch_stream<StreamMatmul<kFormat, kMost, 16>>(params, kMostSlots, tokens, queue);
+}
+
+// Two tiles, or four that 8 warps of two rounds multiply. Where these have no room, of fewer tokens
+// at a time.
+template <ops::PackedFormat kFormat>
+bool launch_others(StreamParams& params, Queue& queue) {
+  const int tokens = params.tokens;
+  if constexpr (stream_has_tiles(kFormat, 2, 80)) {
+    if (tokens > kTileTokens && tokens <= 2 * kTileTokens &&
+        launch_stream<StreamMatmul<kFormat, 2, 16>>(params, kMostSlots, tokens, queue)) {
+      return true;
+    }
+  }
+  for (int most = 4 * kTileTokens; most >= kTileTokens; most /= 2) {
+    using Kernel = StreamMatmul<kFormat, 4, 8, 2>;
+    if (launch_stream<Kernel>(params, kMostSlots, std::min(tokens, most), queue)) return true;
+  }
+  return false;
 }
 
 // Blocks of few warps are spread evenly over a GPU, those of many share what comes of more tokens.
-// Of four tiles, and where 16 warps have no room, they have 8 of two rounds.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
   int slots = kLeastSlots;
   for (const StreamPart& part : params.parts) slots = std::max(slots, 1 << part.slice_bits);
   const int tokens = params.tokens;
   if (tokens > kFewTokens) slots = kMostSlots;
-  if (tokens <= kTileTokens) {
-    if (launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) return;
+  if (tokens <= kTileTokens &&
+      launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) {
+    return;
   }
-  if constexpr (has_two_tiles(kFormat)) {
-    if (tokens > kTileTokens && tokens <= 2 * kTileTokens &&
-        launch_stream<StreamMatmul<kFormat, 2, 16>>(params, slots, tokens, queue)) {
-      return;
-    }
-  }
-  for (int most = 4 * kTileTokens; most >= kTileTokens; most /= 2) {
-    using Kernel = StreamMatmul<kFormat, 4, 8, 2>;
-    if (launch_stream<Kernel>(params, kMostSlots, std::min(tokens, most), queue)) return;
-  }
+  const bool is_hopper = has_bulk_copies(queue);
+  if (is_hopper && launch_hopper<kFormat>(params, queue)) return;
+  if (!is_hopper && launch_others<kFormat>(params, queue)) return;
   throw InternalError("[matmul] no ring fits into " + std::to_string(shared_bytes_of(queue)) +
                       " bytes of shared memory");
 }

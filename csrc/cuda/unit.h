@@ -77,7 +77,7 @@
 //                                   they are there for who has waited for the phase of b
 //   copy_tile(to, map, col, row, b) the box of a TensorMap in the kernel's Params that starts
 //                                   there, zeros beyond its ends, swizzled; `to` at multiples of
-//                                   1024 bytes
+//                                   1024 bytes, of 128 where nothing is swizzled
 //   fence_async()           what the thread wrote to shared memory is there for copies and wgmma
 //   descriptor(...)         of a tile in shared memory, see Swizzle
 //   wgmma(d, a, b, adds)    d = a b + (adds ? d : 0) by four warps together: m64nNk16 of bfloat16

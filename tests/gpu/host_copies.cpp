@@ -165,7 +165,9 @@ void Unit::copy_tile(void* to, const TensorMap& map, int col, int row, Mbarrier&
   const auto row_bytes = static_cast<size_t>(box.source.box_cols) * 2;
   const size_t bytes = row_bytes * static_cast<size_t>(box.source.box_rows);
   const auto* const first = static_cast<const char*>(to);
-  require((first - shared_) % 1024 == 0, "copy_tile", "expected a multiple of 1024 bytes");
+  const int alignment = box.source.swizzle == Swizzle::none ? 128 : 1024;
+  require((first - shared_) % alignment == 0, "copy_tile",
+          "expected an address at multiples of 1024 bytes, of 128 where nothing is swizzled");
   require(in_shared(to) && in_shared(first + bytes - 1), "copy_tile",
           "expected an address in shared memory");
   BulkCopy copy;

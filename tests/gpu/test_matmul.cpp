@@ -298,6 +298,15 @@ TEST("GLU: floats, residual and operands") {
   }
 }
 
+TEST("on Hopper, GLU of one format and of two") {
+  const OnHopper machine;
+  std::mt19937 random(24);
+  check_glu({UnaryOp::silu, Arithmetic::bf16, DType::q4_k, DType::q4_k, 1, 64}, random);
+  check_glu({UnaryOp::silu, Arithmetic::bf16, DType::q6_k, DType::q6_k, 19, 33}, random);
+  check_glu({UnaryOp::silu, Arithmetic::bf16, DType::q4_k, DType::q6_k, 3, 70}, random);
+  check_glu({UnaryOp::silu, Arithmetic::bf16, DType::q8_0, DType::bf16, 19, 16}, random);
+}
+
 TEST("an operand and a residual as the output of one part") {
   std::mt19937 random(9);
   const GpuWeight weight(DType::q4_1, 70, 64, random);
@@ -400,22 +409,19 @@ TEST("on Hopper every barrier matters") {
 }
 
 // Slices as a weight of many rows has them, of one that has few: eight units of two slices share a
-// block, and the warps of a slice its tokens, which come in three places.
-TEST("on Hopper units share tokens of several places") {
-  const OnHopper machine;
+// block, and the warps of a slice its tokens, which come in three places, as rows or in boxes.
+void check_teams(int64_t tokens, std::mt19937& random) {
   constexpr int64_t kRows = 8 * 32 - 20;
   constexpr int64_t kCols = 64 * 20;
-  constexpr int64_t kTokens = 5;
-  std::mt19937 random(23);
   const GpuWeight weight(DType::q8_0, kRows, kCols, random);
-  const GpuOperand x(Arithmetic::bf16, kTokens, kCols, normals(kTokens * kCols, random));
-  const DeviceArray<float> out(kTokens * kRows);
+  const GpuOperand x(Arithmetic::bf16, tokens, kCols, normals(tokens * kCols, random));
+  const DeviceArray<float> out(static_cast<size_t>(tokens * kRows));
   const auto multiply = [&] {
     ops::MatmulPart part = {weight.view(), nullptr, nullptr, out.data(), kRows};
     cuda::StreamParams params;
     params.x = static_cast<const uint8_t*>(x.view.data);
     params.x_row_bytes = x.view.row_bytes();
-    params.tokens = kTokens;
+    params.tokens = static_cast<int32_t>(tokens);
     params.superblocks = kCols / ops::kSuperblock;
     params.header_row_bytes = ops::header_row_bytes(kCols);
     params.header_bytes = ops::header_bytes(part.weight.format, kCols);
@@ -430,6 +436,12 @@ TEST("on Hopper units share tokens of several places") {
   check_product(x, weight, right, expected_output);
   if (cuda::host::detected_races() != cuda::host::Races::all) return;
   expect_every_barrier_matters([&] { return same_bits(multiply(), right); });
+}
+
+TEST("on Hopper units share tokens of several places") {
+  const OnHopper machine;
+  std::mt19937 random(23);
+  for (const int64_t tokens : {5, 11}) check_teams(tokens, random);
 }
 
 TEST("no tokens, and what no kernel fits") {

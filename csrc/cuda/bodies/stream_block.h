@@ -18,6 +18,23 @@ constexpr int stream_warp_bytes(const PieceLayout& piece, const FeedShape& shape
   return (feed > sums ? feed : sums) + (rounds - 1) * stream_sum_bytes(tokens);
 }
 
+// Of a slice's tokens.
+template <int kSteps, int kTiles>
+constexpr int stream_token_bytes(const FeedShape& shape, int tokens, bool in_boxes) {
+  return shape.places * (in_boxes ? TokenBoxes<kSteps, kTiles>::place_bytes(shape, tokens)
+                                  : TokenRows<kSteps>::place_bytes(shape, tokens));
+}
+
+// Whether 16 warps of a GPU have the registers for so many tiles. Of four some formats would have a
+// few too few on Hopper; others have two rounds of 8 warps instead.
+constexpr bool stream_has_tiles(const ops::PackedFormat& format, int tiles, int arch) {
+  const bool super = format.scales == ops::ScaleKind::super;
+  if (tiles == 4) return arch == 90 && format.bits >= ops::QuantBits::u8 && !super;
+  const bool is_q3_k =
+      format.bits == ops::QuantBits::u4 && super && !format.has_min && format.sub_block == 16;
+  return tiles == 1 || arch == 90 || !is_q3_k;
+}
+
 // How much there is of it depends on the launch.
 struct StreamShared {
   alignas(128) uint8_t first[128];
@@ -25,9 +42,8 @@ struct StreamShared {
   EFFINFER_DEVICE uint8_t* warp(const StreamParams& p, int warp) {
     return reinterpret_cast<uint8_t*>(this) + warp * p.warp_bytes;
   }
-  // Behind those of `warps` warps.
-  EFFINFER_DEVICE uint8_t* tokens(const StreamParams& p, int warps, int slice) {
-    return reinterpret_cast<uint8_t*>(this) + warps * p.warp_bytes + slice * p.token_bytes;
+  EFFINFER_DEVICE uint8_t* tokens(const StreamParams& p, int slice) {
+    return reinterpret_cast<uint8_t*>(this) + p.tokens_at + slice * p.token_bytes;
   }
 };
 
@@ -61,6 +77,9 @@ struct StreamMatmul {
   static constexpr int kMinBlocks = 1;
   static constexpr bool kWaitsItself = true;
   static constexpr bool kAdapts = true;
+  static constexpr int kReplacedOn = kRounds == 2                            ? 90
+                                     : stream_has_tiles(kFormat, kTiles, 80) ? 0
+                                                                             : 80;
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kSlotRounds = kRounds;
   static_assert(kRounds == 1 || kRounds == 2);
@@ -72,26 +91,29 @@ struct StreamMatmul {
   static constexpr int warp_bytes(const FeedShape& shape, int tokens) {
     return stream_warp_bytes(layout(), shape, tokens, kRounds);
   }
+  static constexpr int token_bytes(const FeedShape& shape, int tokens, bool in_boxes) {
+    return stream_token_bytes<layout().steps, kTiles>(shape, tokens, in_boxes);
+  }
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& memory) {
     Shared& shared = *unit.kept_shared(&memory);
     const Place place = find(unit, p);
     const StreamPart& part = *place.part;
-    FeedState state;
     const int warp = unit.shfl(unit.warp, 0);  // which the compiler then knows to be all lanes'
     if (unit.has_bulk_copies()) {
-      init_barriers(unit, shared.warp(p, warp), p.feed.places);
-      // Those of the block's first unit are first in their teams, if there are any.
+      init_barriers(unit, shared.warp(p, warp));
+      // Those of the block's first unit are first in their teams, if there are any, and have these
+      // teams' numbers.
       const int teams = part.slice_bits == 0 ? 1 : (1 << part.slice_bits) / kRounds;
       if (warp < teams && units_of(p, part) > 1) {
-        init_barriers(unit, shared.tokens(p, warps(p), warp), p.feed.places);
+        init_barriers(unit, shared.warp(p, warp) + kTeamBarriers);
       }
     }
     for (int round = 0; round < kRounds; ++round) {
       const int slot = warp * kRounds + round;
       const int mine = place.first_unit + (slot >> part.slice_bits);
-      if (mine < part.units) multiply(unit, p, place, mine, slot, shared, state);
+      if (mine < part.units) multiply(unit, p, place, mine, slot, shared);
     }
     unit.wait_for_inputs();
     unit.sync();
@@ -141,19 +163,18 @@ struct StreamMatmul {
 
   template <class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const Params& p, const Place& place, int mine,
-                                       int slot, Shared& shared, FeedState& state) {
+                                       int slot, Shared& shared) {
     const int slice_bits = place.part->slice_bits;
     const int slice = slot & ((1 << slice_bits) - 1);
     const int first = p.superblocks * slice >> slice_bits;
     const int last = p.superblocks * (slice + 1) >> slice_bits;
     StreamSums<kTiles> sums = {};
-    const StreamMemory memory = {shared.warp(p, slot / kRounds),
-                                 shared.tokens(p, warps(p), slice / kRounds),
+    const StreamMemory memory = {shared.warp(p, slot / kRounds), shared.tokens(p, slice / kRounds),
+                                 shared.warp(p, slice / kRounds) + kTeamBarriers,
                                  team_of(p, place, mine, slice)};
     const uint8_t* const group = group_of(*place.part, mine, unit.lane);
-    Product::run(unit, p, group, p.header_bytes,
-                 {p.x + place.first_token * p.x_row_bytes, p.x_row_bytes, place.num_tokens}, first,
-                 last, memory, state, sums);
+    Product::run(unit, p, group, p.header_bytes, {place.first_token, place.num_tokens}, first, last,
+                 memory, sums);
     memory.team.sync(unit);  // all have read their last place
     store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));
   }

@@ -2,158 +2,183 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/bodies/stream_feed.h"
+#include "cuda/bodies/stream_params.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
 
-inline constexpr int kMostBulkPlaces = 3;
+inline constexpr int kBulkPlaces = 2;
+static_assert(kTeamBarriers + kBulkPlaces * sizeof(Mbarrier) <= kBarrierBytes);
 
-// Of bulk copies, once before all feeds of a warp or of a team.
+// Of bulk copies, before the feed of a warp or of a team.
 template <class Unit>
-EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory, int places) {
+EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory) {
   if (unit.lane == 0) {
     EFFINFER_UNROLL
-    for (int i = 0; i < kMostBulkPlaces; ++i) {
-      if (i < places) unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[i], 1);
+    for (int i = 0; i < kBulkPlaces; ++i) {
+      unit.barrier_init(reinterpret_cast<Mbarrier*>(memory)[i], 1);
     }
   }
   unit.fence_async();
   unit.sync_warp();
 }
 
-// Bulk copies, a token each: lane i of a warp has token i * size + rank of its team's.
+// Of up to 8 tokens a copy each: lane i of a warp has token i * size + rank of its team's.
 template <int kSteps>
-class BulkTokens {
-  using Place = TokenPlace<kSteps>;
+class BulkRows : public TokenRows<kSteps> {
+  using Base = TokenRows<kSteps>;
 
  public:
-  // Of pieces from `first` on.
   template <class Unit>
-  EFFINFER_DEVICE BulkTokens(const Unit& unit, const Team& team, const FeedShape& shape,
-                             const StreamTokens& x, int first) {
-    const int token = unit.lane * team.size + team.rank;
-    is_there_ = token < x.count;
-    from_ = x.first + token * x.row_bytes + first * Place::kPieceBytes;
-    to_ = token * Place::row_bytes(shape);
-  }
+  EFFINFER_DEVICE BulkRows(const Unit& unit, const StreamParams& p, const FeedSource& source)
+      : token_(unit.lane * source.team.size + source.team.rank),
+        is_there_(token_ < source.tokens.count),
+        from_(p.x + (source.tokens.first + token_) * p.x_row_bytes),
+        to_(Base::at(source.shape, token_)),
+        piece_bytes_(source.tokens.count * Base::kPieceBytes) {}
 
-  // Puts those of the next `pieces` on their way.
+  // Of all tokens.
+  EFFINFER_DEVICE int piece_bytes() const { return piece_bytes_; }
+
   template <class Unit>
-  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, int pieces, Mbarrier& full) {
-    const int bytes = pieces * Place::kPieceBytes;
-    if (is_there_ && pieces > 0) unit.copy_bulk(place + to_, from_, bytes, full);
-    from_ += bytes;
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, const PieceRun& run, Mbarrier& full) {
+    if (!is_there_) return;
+    unit.copy_bulk(place + to_, from_ + run.first * Base::kPieceBytes,
+                   run.count * Base::kPieceBytes, full);
   }
 
  private:
-  const uint8_t* from_;  // in the next place's k
-  int to_;
+  int token_;
   bool is_there_;
+  const uint8_t* from_;
+  int to_;
+  int piece_bytes_;
+};
+
+// Of more tokens a box for each step: lane i of a warp has step i * size + rank of a place.
+template <int kSteps, int kTiles>
+class BulkBoxes : public TokenBoxes<kSteps, kTiles> {
+  using Base = TokenBoxes<kSteps, kTiles>;
+
+ public:
+  template <class Unit>
+  EFFINFER_DEVICE BulkBoxes(const Unit& unit, const StreamParams& p, const FeedSource& source)
+      : step_(unit.lane * source.team.size + source.team.rank),
+        first_token_(source.tokens.first),
+        map_(p.x_map) {}
+
+  EFFINFER_DEVICE int piece_bytes() const { return Base::kPieceBytes; }
+
+  template <class Unit>
+  EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, const PieceRun& run, Mbarrier& full) {
+    if (step_ >= run.count * kSteps) return;
+    unit.copy_tile(place + step_ * Base::kStepBytes, map_, (run.first * kSteps + step_) * 16,
+                   first_token_, full);
+  }
+
+ private:
+  int step_;
+  int first_token_;
+  const TensorMap& map_;
 };
 
 // Bulk copies of whole places. The first lane of each half copies the weights of its row group,
 // which the warp's barrier hears of; those that have copied a place's tokens tell the team's, which
 // for one warp is the same.
-template <ops::PackedFormat kFormat>
+template <ops::PackedFormat kFormat, int kTiles>
 class BulkFeed : public Feed<kFormat> {
   using Base = Feed<kFormat>;
-  using Base::advance;
+  using Base::cut_;
 
  public:
-  using Tokens = BulkTokens<Base::kPiece.steps>;
+  static constexpr int kSteps = Base::kPiece.steps;
+  using Tokens = std::conditional_t<kTiles == 1, BulkRows<kSteps>, BulkBoxes<kSteps, kTiles>>;
   static constexpr int kTogether = 2;  // pieces that are multiplied as one, where that pays
 
   template <class Unit>
-  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source, FeedState& state)
+  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source)
       : Base(unit, source),
-        state_(state),
         team_(source.team),
         full_(reinterpret_cast<Mbarrier*>(this->memory_)),
-        tokens_full_(
-            reinterpret_cast<Mbarrier*>(team_.is_one() ? this->memory_ : this->team_memory_)),
-        asked_(source.cut()) {
-    const int tokens_bytes = source.num_tokens * kTokenBytes;
-    expected_ = unit.kept(2 * Base::kGroupBytes + (team_.is_one() ? tokens_bytes : 0));
-    expected_tokens_ = unit.kept(team_.is_one() || team_.rank > 0 ? 0 : tokens_bytes);
-    from_ = source.group + int64_t{source.first} * Base::kGroupBytes;
-    int to = state_.place;
+        tokens_full_(reinterpret_cast<Mbarrier*>(
+            team_.is_one() ? this->memory_ : unit.kept_shared(source.team_barriers))),
+        count_(unit.kept(cut_.places())),
+        from_(source.group) {}
+
+  // Asks for weights of the first places, as many as there are.
+  template <class Unit>
+  EFFINFER_DEVICE void start_weights(Unit& unit, const Tokens& tokens) {
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_; ++i) {
-      fetch_weights(unit, to);
-      advance(to);
+    for (int i = 0; i < kBulkPlaces && i < count_; ++i) {
+      fetch_weights(unit, tokens, i, cut_.place(i));
     }
   }
 
   // After wait_for_inputs().
   template <class Unit>
-  EFFINFER_DEVICE void start_tokens(Unit& unit, const FeedSource& source, Tokens& tokens) {
+  EFFINFER_DEVICE void start_tokens(Unit& unit, Tokens& tokens) {
     team_.sync(unit);  // its barriers are there
-    PieceCut cut = source.cut();
-    int to = state_.place;
     EFFINFER_NO_UNROLL
-    for (int i = 0; i < this->places_; ++i) {
-      fetch_tokens(unit, tokens, to, cut.take());
-      advance(to);
+    for (int i = 0; i < kBulkPlaces && i < count_; ++i) {
+      fetch_tokens(unit, tokens, i, cut_.place(i));
     }
   }
 
-  // Waits for the next place.
+  // Waits for place `index` of the slice.
   template <class Unit>
-  EFFINFER_DEVICE void next(Unit& unit, Tokens&) {
-    const int place = state_.place;
+  EFFINFER_DEVICE void next(Unit& unit, Tokens&, int index) {
+    const int place = index % kBulkPlaces;
+    const int parity = index / kBulkPlaces % 2;
     this->weights = this->weights_in(place, 0);
     this->of_tokens = this->tokens_in(place);
-    unit.barrier_wait(full_[place], state_.parity);
-    if (!team_.is_one()) unit.barrier_wait(tokens_full_[place], state_.parity);
+    unit.barrier_wait(full_[place], parity);
+    if (!team_.is_one()) unit.barrier_wait(tokens_full_[place], parity);
   }
 
-  // It is multiplied, and others come in its place, if there are any.
+  // It is multiplied, and others come to where it was, if there are any.
   template <class Unit>
-  EFFINFER_DEVICE void release(Unit& unit, Tokens& tokens) {
-    if (!asked_.is_over()) {
-      team_.sync(unit);  // all have read what the next copies replace
-      const int pieces = fetch_weights(unit, state_.place);
-      fetch_tokens(unit, tokens, state_.place, pieces);
-    }
-    advance(state_.place);
-    if (state_.place == 0) state_.parity ^= 1;
+  EFFINFER_DEVICE void release(Unit& unit, Tokens& tokens, int index) {
+    if (index + kBulkPlaces >= count_) return;
+    team_.sync(unit);  // all have read what the next copies replace
+    const PieceRun run = cut_.place(index + kBulkPlaces);
+    fetch_weights(unit, tokens, index % kBulkPlaces, run);
+    fetch_tokens(unit, tokens, index % kBulkPlaces, run);
   }
+
+  EFFINFER_DEVICE int count() const { return count_; }
 
  private:
-  static constexpr int kTokenBytes = TokenPlace<Base::kPiece.steps>::kPieceBytes;
   static constexpr int kHalf = kWarp / 2;
 
-  // Returns how many pieces are on their way to the place, which may be none.
   template <class Unit>
-  EFFINFER_DEVICE int fetch_weights(Unit& unit, int to) {
-    const int pieces = asked_.take();
-    const int bytes = pieces * Base::kGroupBytes;
-    if (unit.lane % kHalf == 0 && pieces > 0) {
-      if (unit.lane == 0) unit.barrier_arrive_expect(full_[to], pieces * expected_);
-      unit.copy_bulk(this->weights_in(to, unit.lane / kHalf), from_, bytes, full_[to]);
+  EFFINFER_DEVICE void fetch_weights(Unit& unit, const Tokens& tokens, int place,
+                                     const PieceRun& run) {
+    if (unit.lane % kHalf != 0) return;
+    if (unit.lane == 0) {
+      const int of_all = 2 * Base::kGroupBytes + (team_.is_one() ? tokens.piece_bytes() : 0);
+      unit.barrier_arrive_expect(full_[place], run.count * of_all);
     }
-    from_ += bytes;
-    return pieces;
+    unit.copy_bulk(this->weights_in(place, unit.lane / kHalf),
+                   from_ + int64_t{run.first} * Base::kGroupBytes, run.count * Base::kGroupBytes,
+                   full_[place]);
   }
 
   template <class Unit>
-  EFFINFER_DEVICE void fetch_tokens(Unit& unit, Tokens& tokens, int to, int pieces) {
-    if (unit.lane == 0 && pieces * expected_tokens_ > 0) {
-      unit.barrier_arrive_expect(tokens_full_[to], pieces * expected_tokens_);
+  EFFINFER_DEVICE void fetch_tokens(Unit& unit, Tokens& tokens, int place, const PieceRun& run) {
+    if (!team_.is_one() && team_.rank == 0 && unit.lane == 0) {
+      unit.barrier_arrive_expect(tokens_full_[place], run.count * tokens.piece_bytes());
     }
-    tokens.fetch(unit, this->tokens_in(to), pieces, tokens_full_[to]);
+    tokens.fetch(unit, this->tokens_in(place), run, tokens_full_[place]);
   }
 
-  FeedState& state_;
   const Team& team_;
   Mbarrier* const full_;
   Mbarrier* const tokens_full_;
-  PieceCut asked_;
-  int expected_;         // by the warp's barrier, in bytes for each piece
-  int expected_tokens_;  // by the team's
-  const uint8_t* from_;  // in the group of the lane's half
+  const int count_;            // of places
+  const uint8_t* const from_;  // the group of the lane's half
 };
 
 }  // namespace effinfer::cuda

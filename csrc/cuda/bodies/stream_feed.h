@@ -3,21 +3,23 @@
 // comes at once is a *place*: one, two or four pieces, as the launch says. A warp's own memory, in
 // bytes from the first:
 //
-//   barriers   an Mbarrier for each place, where the GPU has them
+//   barriers   an Mbarrier for each place, where the GPU has them; of the first warps those of the
+//              teams follow
 //   weights    [place][half of the lanes][piece] the bytes of a row group, as they lie in memory: k
 //              goes on, so that what comes is one run of bytes
 //
-// and of the block's warps with the same slice of k, which are a *team*:
+// and of the block's warps with the same slice of k, which are a *team*, the activations of as many
+// tokens as the block has:
 //
-//   barriers   as those of a warp, of a team of several
-//   tokens     [place][token][k] the activations of as many tokens as the block has, as they lie in
-//              memory. A row has 32 bytes more than the place's k, so that the 32 lanes' reads of 8
-//              bytes, of 8 tokens each, meet all banks evenly
+//   rows       [place][token][k] as they lie in memory. A row has 32 bytes more than the place's k,
+//              so that the 32 lanes' reads of 8 bytes, of 8 tokens each, meet all banks evenly
+//   boxes      [place][step of 16 k][token][16 k] 8 tokens of a step are 256 bytes that 32 lanes
+//              read; on Hopper, of more than 8 tokens
 //
-// Who copies: on Hopper a lane asks for what a place has of a row group or of a token with one
-// copy, and nobody spends instructions on more addresses. Elsewhere lanes copy 16 bytes each, in
-// groups of copies that are counted. (Loads into registers would be waited for together: a warp has
-// six counters for them, and ptxas gives all pieces under way the same one.)
+// Who copies: on Hopper a lane asks for what a place has of a row group, of a token's row or of a
+// step's box with one copy, and nobody spends instructions on more addresses. Elsewhere lanes copy
+// 16 bytes each, in groups of copies that are counted. (Loads into registers would be waited for
+// together: a warp has six counters for them, and ptxas gives all pieces under way the same one.)
 #pragma once
 
 #include <cstdint>
@@ -59,19 +61,39 @@ struct Team {
 
 // Activations of a block.
 struct StreamTokens {
-  const uint8_t* first;
-  int64_t row_bytes;
+  int first;
   int count;
 };
 
-// Of the pieces of a format with `kSteps` steps of 16 k.
+// Of pieces with `kSteps` steps of 16 k: where the numbers of a token lie in a place. Tiles are
+// kTileBytes apart, or where that is 0 have addresses of their own.
 template <int kSteps>
-struct TokenPlace {
-  static constexpr int kPieceBytes = kSteps * 32;  // of a token
+struct TokenRows {
+  static constexpr int kStepBytes = 32;
+  static constexpr int kPieceBytes = kSteps * kStepBytes;
+  static constexpr int kTileBytes = 0;
 
   EFFINFER_DEVICE static constexpr int row_bytes(const FeedShape& shape) {
     return (kPieceBytes << shape.hold_bits) + 32;
   }
+  EFFINFER_DEVICE static constexpr int place_bytes(const FeedShape& shape, int tokens) {
+    return tokens * row_bytes(shape);
+  }
+  EFFINFER_DEVICE static int at(const FeedShape& shape, int token) {
+    return token * row_bytes(shape);
+  }
+};
+template <int kSteps, int kTiles>
+struct TokenBoxes {
+  static constexpr int kRowBytes = 32;
+  static constexpr int kTileBytes = kTileTokens * kRowBytes;
+  static constexpr int kStepBytes = kTiles * kTileBytes;
+  static constexpr int kPieceBytes = kSteps * kStepBytes;
+
+  EFFINFER_DEVICE static constexpr int place_bytes(const FeedShape& shape, int) {
+    return kPieceBytes << shape.hold_bits;
+  }
+  EFFINFER_DEVICE static int at(const FeedShape&, int token) { return token * kRowBytes; }
 };
 
 // Of pieces of a format.
@@ -80,9 +102,6 @@ struct PieceLayout {
   int group_bytes;  // of half of its rows
 
   constexpr int parts() const { return 4 / steps; }  // pieces of a superblock
-  constexpr int token_row_bytes(const FeedShape& shape) const {
-    return steps == 4 ? TokenPlace<4>::row_bytes(shape) : TokenPlace<2>::row_bytes(shape);
-  }
 };
 
 constexpr PieceLayout piece_layout(const ops::PackedFormat& format) {
@@ -90,55 +109,50 @@ constexpr PieceLayout piece_layout(const ops::PackedFormat& format) {
   return {steps, static_cast<int>(ops::superblock_bytes(format) * steps / 4)};
 }
 
+// A warp's, and behind them a team's.
 inline constexpr int kBarrierBytes = 64;
-static_assert(kMostPlaces * sizeof(Mbarrier) <= kBarrierBytes);
+inline constexpr int kTeamBarriers = kBarrierBytes / 2;
 
-// Of a warp, and of a team's tokens.
 constexpr int feed_bytes(const PieceLayout& piece, const FeedShape& shape) {
   return kBarrierBytes + shape.places * shape.hold() * 2 * piece.group_bytes;
 }
-constexpr int token_bytes(const PieceLayout& piece, const FeedShape& shape, int tokens) {
-  return kBarrierBytes + shape.places * tokens * piece.token_row_bytes(shape);
-}
 
-// What is left of a warp's ring from one of its slices of k to the next.
-struct FeedState {
-  int place = 0;   // that is read next
-  int parity = 0;  // of its barrier's phase
+// Pieces [first, first + count) of a row group.
+struct PieceRun {
+  int first;
+  int count;
 };
 
 // Where pieces [first, last) of a row group are cut into places, none of which is under two rows of
 // a header.
 struct PieceCut {
-  int next;
-  int last;
-  int hold;
-
-  // None where all are taken.
-  EFFINFER_DEVICE int take() {
-    const int left = last - next;
-    int count = hold - (next & (hold - 1));
-    if (count > left) count = left;
-    next += count;
-    return count;
-  }
-  EFFINFER_DEVICE bool is_over() const { return next >= last; }
-};
-
-// What both feeds are made with: the row group of the lane's half of the warp, pieces [first, last)
-// of k, and the memory of the warp and of its team's tokens.
-struct FeedSource {
-  const uint8_t* group;  // its first superblock
   int first;
   int last;
+  int hold_bits;
+
+  EFFINFER_DEVICE int places() const {
+    return ((last - 1) >> hold_bits) - (first >> hold_bits) + 1;
+  }
+  EFFINFER_DEVICE PieceRun place(int index) const {
+    const int even = ((first >> hold_bits) + index) << hold_bits;
+    const int begin = even > first ? even : first;
+    const int end = even + (1 << hold_bits);
+    return {begin, (end < last ? end : last) - begin};
+  }
+};
+
+// What both feeds are made with: the row group of the lane's half of the warp, pieces of k, and the
+// memory of the warp and of its team.
+struct FeedSource {
+  const uint8_t* group;  // its first superblock
+  PieceCut cut;
   FeedShape shape;
   uint8_t* memory;
   uint8_t* team_memory;
+  uint8_t* team_barriers;
   Team team;
-  int num_tokens;
+  StreamTokens tokens;
   int token_place;  // bytes
-
-  EFFINFER_DEVICE PieceCut cut() const { return {first, last, shape.hold()}; }
 };
 
 // What feeds have in common: what lies where. All of it is kept in registers: the compiler would
@@ -161,25 +175,21 @@ class Feed {
   EFFINFER_DEVICE Feed(Unit& unit, const FeedSource& source)
       : memory_(unit.kept_shared(source.memory)),
         team_memory_(unit.kept_shared(source.team_memory)),
+        cut_(source.cut),
         half_bytes_(unit.kept(kGroupBytes << source.shape.hold_bits)),
-        token_place_(unit.kept(source.token_place)),
-        places_(unit.kept(source.shape.places)) {}
+        token_place_(unit.kept(source.token_place)) {}
 
   EFFINFER_DEVICE uint8_t* weights_in(int place, int half) const {
     return memory_ + kBarrierBytes + (place * 2 + half) * half_bytes_;
   }
   EFFINFER_DEVICE uint8_t* tokens_in(int place) const {
-    return team_memory_ + kBarrierBytes + place * token_place_;
+    return team_memory_ + place * token_place_;
   }
-  EFFINFER_DEVICE void advance(int& place) const {
-    if (++place == places_) place = 0;
-  }
-
   uint8_t* const memory_;
   uint8_t* const team_memory_;
+  const PieceCut cut_;
   const int half_bytes_;
   const int token_place_;
-  const int places_;
 };
 
 }  // namespace effinfer::cuda

@@ -41,6 +41,7 @@ struct StreamSums {
 struct StreamMemory {
   uint8_t* warp;
   uint8_t* tokens;
+  uint8_t* team_barriers;
   Team team;
 };
 
@@ -53,7 +54,6 @@ struct StreamProduct {
   static constexpr int kParts = kPiece.parts();
   static constexpr int kGroupBytes = kPiece.group_bytes;
   static constexpr int kBlockSteps = kFormat.sub_block == 16 ? 1 : 2;  // under one scale
-  using Tokens = TokenPlace<kSteps>;
   using Weights = WeightFragments<kFormat>;
   struct NoScales {};
   using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat>>;
@@ -65,55 +65,58 @@ struct StreamProduct {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
                                   int64_t header_bytes, const StreamTokens& x, int first, int last,
-                                  const StreamMemory& memory, FeedState& state,
-                                  StreamSums<kTiles>& sums) {
-    const FeedSource source = {group + header_bytes,
-                               first * kParts,
-                               last * kParts,
-                               p.feed,
-                               memory.warp,
-                               memory.tokens,
-                               memory.team,
-                               x.count,
-                               p.block_tokens * Tokens::row_bytes(p.feed)};
+                                  const StreamMemory& memory, StreamSums<kTiles>& sums) {
+    FeedSource source = {group + header_bytes,
+                         {first * kParts, last * kParts, p.feed.hold_bits},
+                         p.feed,
+                         memory.warp,
+                         memory.tokens,
+                         memory.team_barriers,
+                         memory.team,
+                         x,
+                         0};
     if (unit.has_bulk_copies()) {
-      run<BulkFeed<kFormat>>(unit, p, source, group, x, state, sums);
+      run<BulkFeed<kFormat, kTiles>>(unit, p, source, header_bytes, sums);
     } else {
-      run<LaneFeed<kFormat>>(unit, p, source, group, x, state, sums);
+      run<LaneFeed<kFormat>>(unit, p, source, header_bytes, sums);
     }
   }
 
  private:
   template <class Feed, class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const FeedSource& source,
-                                  const uint8_t* group, const StreamTokens& x, FeedState& state,
-                                  StreamSums<kTiles>& sums) {
-    if (source.first >= source.last) return;
-    const uint8_t* const header = group + unit.lane / 4 % 4 * 8;
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, FeedSource& source,
+                                  int64_t header_bytes, StreamSums<kTiles>& sums) {
+    using Tokens = typename Feed::Tokens;
+    if (source.cut.first >= source.cut.last) return;
+    const uint8_t* const header = source.group - header_bytes + unit.lane / 4 % 4 * 8;
     Header next = {};
-    next.load(unit, header, p.header_row_bytes, source.first / kParts);
-    Feed feed(unit, source, state);
-    const LaneView view = view_of(unit, feed.group_at(unit.lane), p.feed, x.count);
-    typename Feed::Tokens tokens(unit, source.team, p.feed, x, source.first);
+    next.load(unit, header, p.header_row_bytes, source.cut.first / kParts);
+    source.token_place = Tokens::place_bytes(p.feed, p.block_tokens);
+    Feed feed(unit, source);
+    Tokens tokens(unit, p, source);
+    feed.start_weights(unit, tokens);
+    const LaneView view = view_of<Tokens>(unit, feed.group_at(unit.lane), source);
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
-    feed.start_tokens(unit, source, tokens);
-    PieceCut cut = source.cut();
+    feed.start_tokens(unit, tokens);
+    const int places = feed.count();
     EFFINFER_NO_UNROLL
-    while (!cut.is_over()) {
-      feed.next(unit, tokens);
+    for (int place = 0; place < places; ++place) {
+      feed.next(unit, tokens, place);
       const Factors factors(unit, next);
-      const int pieces = cut.take();
-      if (!cut.is_over()) next.load(unit, header, p.header_row_bytes, cut.next / kParts);
+      const int pieces = source.cut.place(place).count;
+      if (place + 1 < places) {
+        next.load(unit, header, p.header_row_bytes, source.cut.place(place + 1).first / kParts);
+      }
       const uint8_t* weights = feed.weights;
       const uint8_t* of_tokens = feed.of_tokens;
       EFFINFER_UNROLL_BY(kTiles == 1 ? Feed::kTogether : 1)
       for (int piece = 0; piece < pieces; ++piece) {
-        multiply(unit, weights, factors, of_tokens, view, sums);
+        multiply<Tokens>(unit, weights, factors, of_tokens, view, sums);
         weights += kGroupBytes;
         of_tokens += Tokens::kPieceBytes;
       }
-      feed.release(unit, tokens);
+      feed.release(unit, tokens, place);
     }
   }
 
@@ -126,10 +129,8 @@ struct StreamProduct {
     uint32_t each[4];
   };
 
-  // In place of a token that is none there is the last one, whose products nobody asks for.
-  template <class Unit>
-  EFFINFER_DEVICE static LaneView view_of(Unit& unit, int group, const FeedShape& shape,
-                                          int count) {
+  template <class Tokens, class Unit>
+  EFFINFER_DEVICE static LaneView view_of(Unit& unit, int group, const FeedSource& source) {
     constexpr uint32_t kEach = bf16_pair(-quant_offset(kFormat));
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
@@ -139,9 +140,14 @@ struct StreamProduct {
     if constexpr (!kDense) view.scales = unit.kept(group + Scales::at(g % 4));
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
+      if (Tokens::kTileBytes != 0 && tile > 0) {
+        view.tokens[tile] = view.tokens[0] + tile * Tokens::kTileBytes;
+        continue;
+      }
+      // In place of a row that is none there is the last one, whose products nobody asks for.
+      const int last = Tokens::kTileBytes != 0 ? kTiles * kTileTokens - 1 : source.tokens.count - 1;
       const int token = tile * kTileTokens + g;
-      const int row = token < count ? token : count - 1;
-      view.tokens[tile] = unit.kept(row * Tokens::row_bytes(shape) + t * 8);
+      view.tokens[tile] = unit.kept(Tokens::at(source.shape, token < last ? token : last) + t * 8);
     }
     // By shuffles, so that the compiler does not know them: constants it would make for each
     // product.
@@ -161,7 +167,7 @@ struct StreamProduct {
     }
   }
 
-  template <class Unit>
+  template <class Tokens, class Unit>
   EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* group, const Factors& factors,
                                        const uint8_t* of_tokens, const LaneView& view,
                                        StreamSums<kTiles>& sums) {
@@ -185,11 +191,11 @@ struct StreamProduct {
           }
         }
       }
-      multiply_block(unit, weights, block, scale, minimum, tokens, view.each, sums);
+      multiply_block<Tokens>(unit, weights, block, scale, minimum, tokens, view.each, sums);
     }
   }
 
-  template <class Unit>
+  template <class Tokens, class Unit>
   EFFINFER_DEVICE static void multiply_block(Unit& unit, const Weights& weights, int block,
                                              const float (&scale)[4], const float (&minimum)[4],
                                              const uint8_t* const (&tokens)[kTiles],
@@ -212,7 +218,7 @@ struct StreamProduct {
       uint32_t b[kBlockSteps][2];
       EFFINFER_UNROLL
       for (int s = 0; s < kBlockSteps; ++s) {
-        const uint8_t* from = tokens[tile] + (block * kBlockSteps + s) * 32;
+        const uint8_t* from = tokens[tile] + (block * kBlockSteps + s) * Tokens::kStepBytes;
         memcpy(b[s], __builtin_assume_aligned(from, 8), 8);
       }
       float activations[4];

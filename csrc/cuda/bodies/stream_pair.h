@@ -14,12 +14,13 @@ struct PairParams {
   int64_t header_bytes[2] = {};
 };
 
-template <int kTiles>
+template <int kTokenTiles>
 struct StreamPair {
   static constexpr const char* kName = "stream_pair";
   static constexpr int kThreads = kStreamWarps * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr bool kAdapts = true;
+  static constexpr int kTiles = kTokenTiles;
   static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kHalf = kStreamWarps / 2;
   using Params = PairParams;
@@ -55,15 +56,12 @@ struct StreamPair {
     const uint8_t* const group = row_group(weight, 2 * index + unit.lane / (kWarp / 2));
     // Formats may differ in their places, so that each warp has tokens of its own.
     uint8_t* const own = shared.warp(p.stream, unit.warp);
-    const StreamMemory memory = {own, shared.tokens(p.stream, kStreamWarps, unit.warp), {0, 1, 0}};
+    const StreamMemory memory = {own, shared.tokens(p.stream, unit.warp), own, {0, 1, 0}};
     StreamSums<kTiles> sums = {};
-    FeedState state;
-    if (unit.has_bulk_copies()) init_barriers(unit, own, p.stream.feed.places);
+    if (unit.has_bulk_copies()) init_barriers(unit, own);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTiles>::run(
-          unit, p.stream, group, p.header_bytes[half],
-          {p.stream.x + first_token * p.stream.x_row_bytes, p.stream.x_row_bytes, count}, first,
-          last, memory, state, sums);
+      StreamProduct<kFormat, kTiles>::run(unit, p.stream, group, p.header_bytes[half],
+                                          {first_token, count}, first, last, memory, sums);
     });
     unit.sync_warp();
     store_sums(unit, sums, count, sums_in(own));

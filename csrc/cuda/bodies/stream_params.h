@@ -46,6 +46,7 @@ inline StreamPart stream_part(const ops::MatmulPart& gate, const ops::MatmulPart
 
 // Weights of one format, times all tokens. With GLU the second part is the linear one.
 struct StreamParams {
+  TensorMap x_map = {};  // boxes of 16 k, where tokens come so
   const uint8_t* x = nullptr;
   int64_t x_row_bytes = 0;
   int32_t tokens = 0;
@@ -54,7 +55,8 @@ struct StreamParams {
   int32_t block_tokens = 0;  // at most, of one of them
   FeedShape feed;            // of a warp
   int32_t warp_bytes = 0;    // of shared memory
-  int32_t token_bytes = 0;   // of a slice's tokens, behind all warps'
+  int32_t tokens_at = 0;     // those of the first slice, behind all warps'
+  int32_t token_bytes = 0;   // of a slice
   int32_t slot_bits = 0;     // log2 of a block's slots
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
