@@ -253,6 +253,11 @@ class DeviceUnit {
     asm volatile("" : "+f"(value));
     return value;
   }
+  template <class T>
+  __device__ __forceinline__ static T* kept(T* pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
+  }
   // Where blocks have clusters the compiler asks for the block's number in its cluster each time.
   template <class T>
   __device__ __forceinline__ static T* kept_shared(T* pointer) {

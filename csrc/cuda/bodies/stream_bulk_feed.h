@@ -33,11 +33,11 @@ class BulkRows : public TokenRows<kSteps> {
 
  public:
   template <class Unit>
-  EFFINFER_DEVICE BulkRows(const Unit& unit, const StreamParams& p, const FeedSource& source)
+  EFFINFER_DEVICE BulkRows(Unit& unit, const StreamParams& p, const FeedSource& source)
       : token_(unit.lane * source.team.size + source.team.rank),
         is_there_(token_ < source.tokens.count),
-        from_(p.x + (source.tokens.first + token_) * p.x_row_bytes),
-        to_(Base::at(source.shape, token_)),
+        from_(unit.kept(p.x + (source.tokens.first + token_) * p.x_row_bytes)),
+        to_(unit.kept(Base::at(source.shape, token_))),
         piece_bytes_(source.tokens.count * Base::kPieceBytes) {}
 
   // Of all tokens.

@@ -167,6 +167,7 @@ class Feed {
   const uint8_t* weights = nullptr;
   const uint8_t* of_tokens = nullptr;
 
+  EFFINFER_DEVICE const PieceCut& cut() const { return cut_; }
   // From the first group's weights to those of the lane's.
   EFFINFER_DEVICE int group_at(int lane) const { return lane / 16 * half_bytes_; }
 
@@ -175,7 +176,7 @@ class Feed {
   EFFINFER_DEVICE Feed(Unit& unit, const FeedSource& source)
       : memory_(unit.kept_shared(source.memory)),
         team_memory_(unit.kept_shared(source.team_memory)),
-        cut_(source.cut),
+        cut_{unit.kept(source.cut.first), unit.kept(source.cut.last), source.cut.hold_bits},
         half_bytes_(unit.kept(kGroupBytes << source.shape.hold_bits)),
         token_place_(unit.kept(source.token_place)) {}
 

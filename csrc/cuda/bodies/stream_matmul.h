@@ -104,9 +104,9 @@ struct StreamProduct {
     for (int place = 0; place < places; ++place) {
       feed.next(unit, tokens, place);
       const Factors factors(unit, next);
-      const int pieces = source.cut.place(place).count;
+      const int pieces = feed.cut().place(place).count;
       if (place + 1 < places) {
-        next.load(unit, header, p.header_row_bytes, source.cut.place(place + 1).first / kParts);
+        next.load(unit, header, p.header_row_bytes, feed.cut().place(place + 1).first / kParts);
       }
       const uint8_t* weights = feed.weights;
       const uint8_t* of_tokens = feed.of_tokens;
