@@ -38,6 +38,8 @@ NOT_HOPPER = "sm_[!9]*"
 STREAM = ("LDGSTS.128", "HMMA")
 BULK_STREAM = ("UBLKCP", "SYNCS", "HMMA")
 BOX_STREAM = (*BULK_STREAM, "UTMALDG")
+TERNARY = ("LDGSTS.128", "IMMA")
+BULK_TERNARY = ("UBLKCP", "SYNCS", "IMMA")
 # Keys and values come as copies of 16 bytes; what weighs keys as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
@@ -76,9 +78,9 @@ BUDGETS = (
     Budget("TileRows<*, 8>", 104, 1, 98304, STREAM, arch=NOT_HOPPER),
     # Arguments: format (7: t2, 8: t1_6), tiles of 8 tokens.
     # Their shared memory is the launch's, too.
-    Budget("TernaryMatmul<7, 1>", 64, 8, 128, ("LDGSTS.128", "IMMA")),
-    Budget("TernaryMatmul<8, 1>", 120, 4, 128, ("LDGSTS.128", "IMMA")),
-    Budget("TernaryMatmul<[78], 2>", 120, 4, 128, ("LDGSTS.128", "IMMA")),
+    Budget("TernaryMatmul<7, 1>", 80, 6, 128, TERNARY, BULK_TERNARY),
+    Budget("TernaryMatmul<8, 1>", 120, 4, 128, TERNARY, BULK_TERNARY),
+    Budget("TernaryMatmul<[78], 2>", 120, 4, 128, TERNARY, BULK_TERNARY),
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
     # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
@@ -110,14 +112,16 @@ BUDGETS = (
     # What blocks of GPUs with 99 KB have room for.
     Budget("PrefillKernel<3, 2, 4, 2, 0>", 255, 1, 79872, PREFILL, arch=NOT_HOPPER),
     Budget("PrefillKernel<3, 4, 4, 2, 1>", 255, 1, 96256, PREFILL, arch=NOT_HOPPER),
-    # Arguments: dtype of rows, threads of a row.
-    Budget("RmsNormKernel<*, 32>", 64, 4, 8, ROWS),
-    Budget("RmsNormKernel<*, 512>", 64, 2, 128, ROWS),
-    Budget("LayerNormKernel<*, 32>", 56, 4, 8, ROWS),
-    Budget("LayerNormKernel<*, 512>", 64, 2, 128, ROWS),
+    # Arguments: dtype of rows, warps of a row at most. Those of few have a quarter or a third.
+    Budget("RmsNormKernel<*, 1>", 80, 3, 8, ROWS),
+    Budget("RmsNormKernel<*, 32>", 64, 1, 256, ROWS),
+    Budget("RmsNormKernel<*, 24>", 80, 1, 192, ROWS),
+    Budget("LayerNormKernel<*, 1>", 80, 3, 8, ROWS),
+    Budget("LayerNormKernel<*, 32>", 64, 1, 256, ROWS),
+    Budget("LayerNormKernel<*, 24>", 80, 1, 192, ROWS),
     Budget("GatedKernel<*>", 32, 16, opcodes=ROWS),
     Budget("MergeStatesKernel<*>", 40, 12, 3584, ROWS),
-    Budget("RopeAppendKernel", 40, 6, 8224, ROWS),
+    Budget("RopeAppendKernel", 64, 4, 8192, ROWS),
     # Argument: whether pairs are neighbours.
     Budget("RopeKernel<*, false>", 40, 12, opcodes=ROWS),
     Budget("RopeKernel<*, true>", 32, 16, opcodes=ROWS),
@@ -131,7 +135,7 @@ BUDGETS = (
     Budget("RotateKeys", 48, 20),
     Budget("DecodePages", 56, 8, 4160),
     Budget("ExpandPages", 96, 5, 4160),
-    Budget("TopRows", 32, 2, 512),
+    Budget("TopRows", 64, 1, 512),
     # More registers would be no help: a block has 56 KB of copies under way with these.
     Budget("SampleRows", 128, 1, 100352, ("LDGSTS", "DADD")),
     Budget("RowExtents", 32, 4, 128, ("LDG.E.128",)),

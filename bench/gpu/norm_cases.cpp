@@ -36,6 +36,7 @@ void run_case(const Case& which, int64_t rows, int64_t cols, const Settings& set
     problem.cols = cols;
     problem.weight_dtype = DType::bf16;
     problem.weight = weight.data();
+    if constexpr (requires { problem.weight_is_fixed; }) problem.weight_is_fixed = true;
     return [&, problem](int index) mutable {
       const Copy& copy = copies[static_cast<size_t>(index)];
       problem.x = {copy.x.data(), cols, cols};

@@ -42,6 +42,7 @@ void add_norm(Lowering& lowering, const Node& node, ValueId weight, ValueId outp
   problem.out.stride = problem.sum_out.stride = lowering.cols(output);
   problem.out.group_stride = problem.sum_out.group_stride = problem.cols;
   problem.weight = lowering.weights().floats(lowering.graph().value(weight));
+  problem.weight_is_fixed = true;
   problem.eps = static_cast<float>(node.get_float("eps"));
   executor::RmsNormPlaces places;
   places.x = lowering.floats(node.inputs[0]);

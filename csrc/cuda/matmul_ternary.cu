@@ -14,9 +14,36 @@ using ops::PackedFormat;
 // With more columns sums of products, of which each is 254 at most, might need more than 32 bits.
 constexpr int64_t kMostColumns = int64_t{1} << 22;
 
+// Of blocks of which an H100 holds three; more only where two of the smallest rounds need it.
+constexpr int kBulkBytes = 64 << 10;
+
+// One round of all blocks, where they are few; else rounds as large as leave room for two.
 template <class Kernel>
-size_t shared_bytes(const TernaryParams& params) {
+TernaryRounds ternary_rounds(int blocks, int tokens) {
+  using Bulk = typename Kernel::Bulk;
+  constexpr int kWarps = Kernel::kWarps;
+  const auto fits = [&](const TernaryRounds& rounds) {
+    return Bulk::shared_bytes(rounds, tokens) <= kBulkBytes;
+  };
+  const int all = static_cast<int>(blocks_for(blocks, kWarps)) * kWarps;
+  TernaryRounds rounds;
+  for (int of_round = std::min(all, 4 * kWarps);;
+       of_round = of_round > 2 * kWarps ? 2 * kWarps : kWarps) {
+    const int most = std::min(static_cast<int>(blocks_for(blocks, of_round)), kMostTernaryPlaces);
+    rounds = Bulk::rounds_of(of_round, std::min(most, 2), tokens);
+    while (rounds.places < most && fits(Bulk::rounds_of(of_round, rounds.places + 1, tokens))) {
+      ++rounds.places;
+    }
+    if (fits(rounds) || of_round == kWarps) return rounds;
+  }
+}
+
+template <class Kernel>
+size_t shared_bytes(const TernaryParams& params, const Queue& queue) {
   const int tokens = std::min(params.tokens, Kernel::kTokens);
+  if (has_bulk_copies(queue)) {
+    return Kernel::Bulk::shared_bytes(ternary_rounds<Kernel>(params.blocks, tokens), tokens);
+  }
   return size_t{1} * Kernel::places_of(params.blocks) * ternary_place_bytes(tokens);
 }
 
@@ -24,15 +51,16 @@ template <class Kernel>
 void launch_ternary(TernaryParams& params, Queue& queue) {
   params.block_tokens = std::min(params.tokens, Kernel::kTokens);
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, params.block_tokens));
+  params.rounds = ternary_rounds<Kernel>(params.blocks, params.block_tokens);
   launch<Kernel>(params, int64_t{params.units} * params.token_blocks, queue,
-                 shared_bytes<Kernel>(params));
+                 shared_bytes<Kernel>(params, queue));
 }
 
 // Two tiles of tokens where blocks have the shared memory for them: both have the same bits.
 template <ops::QuantBits kBits>
 void launch_bits(TernaryParams& params, Queue& queue) {
   using Two = TernaryMatmul<kBits, 2>;
-  const bool fits = shared_bytes<Two>(params) <= static_cast<size_t>(shared_bytes_of(queue));
+  const bool fits = shared_bytes<Two>(params, queue) <= static_cast<size_t>(shared_bytes_of(queue));
   if (params.tokens > 8 && fits) return launch_ternary<Two>(params, queue);
   launch_ternary<TernaryMatmul<kBits, 1>>(params, queue);
 }

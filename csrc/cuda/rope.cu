@@ -68,6 +68,7 @@ void rope_append(const ops::RopeAppendProblem& p, Queue& queue) {
   params.head_bytes = static_cast<int64_t>(p.kv.head_bytes());
   params.q_heads = p.q == nullptr ? 0 : p.num_qo_heads;
   params.rope_dims = p.cos_sin == nullptr ? 0 : p.rope_dims;
+  params.per_dim = 1.0f / static_cast<float>(p.kv.head_dim);
   params.vectored = aligned(p.q, p.q_stride) && aligned(p.q_out, p.q_out_stride) &&
                     aligned(p.k, p.k_stride) && aligned(p.q_norm, 0) && aligned(p.k_norm, 0);
   params.whole = p.rope_dims % 8 == 0 && aligned(p.cos_sin, p.rope_dims / 2);

@@ -18,14 +18,23 @@ const char* rejects_rms_norm(const ops::RmsNormProblem& p) {
 }
 
 template <template <class, int> class Kernel>
-void launch_norm(const NormParams& params, DType dtype, Queue& queue) {
+void launch_norm(NormParams& params, DType dtype, Queue& queue) {
   if (params.num_vectors == 0) return;
+  const int64_t multiprocessors = num_multiprocessors(queue);
   with_elements(dtype, [&]<class T>() {
-    if (params.cols <= kWarpCols) {
-      using Warps = Kernel<T, kWarp>;
-      launch<Warps>(params, blocks_for(params.num_vectors, Warps::kRowsABlock), queue);
+    const bool is_warps = params.cols <= kWarpCols;
+    params.row_threads = is_warps ? kWarp : norm_threads<T>(params.cols);
+    params.is_kept = params.vectored && std::max(params.cols, params.operand.padded) <=
+                                            params.row_threads * kNormNumbers;
+    if (is_warps) {
+      using Warps = Kernel<T, 1>;
+      const int64_t blocks = blocks_for(params.num_vectors, Warps::kRowsABlock);
+      launch<Warps>(params, std::min(blocks, Warps::kResident * multiprocessors), queue);
     } else {
-      launch<Kernel<T, kNormThreads>>(params, params.num_vectors, queue);
+      using Block = Kernel<T, kNormThreads<T> / kWarp>;
+      const int64_t resident = params.row_threads < Block::kThreads ? Block::kResident : 1;
+      const int64_t blocks = std::min<int64_t>(params.num_vectors, resident * multiprocessors);
+      launch<Block>(params, blocks, queue, sizeof(typename Block::Shared), params.row_threads);
     }
   });
 }
@@ -40,6 +49,7 @@ NormParams norm_params(const Problem& p) {
   params.num_vectors = static_cast<int>(p.rows * p.groups);
   params.groups = static_cast<int>(p.groups);
   params.cols = static_cast<int>(p.cols);
+  params.per_col = 1.0f / static_cast<float>(p.cols);
   params.eps = p.eps;
   params.weight_is_f32 = p.weight_dtype == DType::f32;
   params.vectored = vectored(p.x, p.cols, element) && vectored(p.out, p.cols, element) &&
@@ -53,6 +63,7 @@ void rms_norm(const ops::RmsNormProblem& p, Queue& queue) {
   params.add_to = p.add_to;
   params.sum_out = p.sum_out;
   params.weight_offset = p.weight_offset;
+  params.weight_is_fixed = p.weight_is_fixed;
   if (p.out_operand.data != nullptr) params.operand = OperandRows::of(p.out_operand);
   params.vectored = params.vectored && vectored(p.add_to, p.cols, element) &&
                     vectored(p.sum_out, p.cols, element);

@@ -35,8 +35,8 @@
 //   ldmatrix(out, row)      four 8 x 8 matrices of 16-bit numbers from shared memory;
 //                           ldmatrix_transposed: each with its rows for columns
 //   wait_for_inputs()       what the kernel before wrote is there. The caller of a kernel has
-//   called
-//                           it, unless the kernel says kWaitsItself
+//                           called it, unless the kernel says kWaitsItself: then each thread calls
+//                           it once at least, as the kernel after counts on that
 //   mma(d, a, b)            d += a b: m16n8k16 of bfloat16, sums in float32; mma_first: d = a b,
 //                           with the bits of a sum with zeros; mma_onto(d, a, b, c): d = a b + c;
 //                           mma_f16 of float16;

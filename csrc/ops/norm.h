@@ -25,6 +25,7 @@ struct RmsNormProblem {
   int64_t cols = 0;
   DType weight_dtype = DType::f32;  // f32, or dtype
   const void* weight = nullptr;     // [cols]; null: ones
+  bool weight_is_fixed = false;     // no kernel writes it: a GPU may read it ahead of its turn
   float weight_offset = 0.0f;       // added to the weights: 1 in Gemma's files
   float eps = 1e-6f;
   ConstRows add_to;     // no data: none

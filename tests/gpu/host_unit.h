@@ -80,7 +80,8 @@ class Unit {
                  Where where = Where::current());
   void mma_onto(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4],
                 Where where = Where::current());
-  void wait_for_inputs() {}
+  void wait_for_inputs() { ++input_waits_; }
+  int input_waits() const { return input_waits_; }
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                Where where = Where::current());
   void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -259,6 +260,7 @@ class Unit {
   Block* owner_ = nullptr;
   const char* shared_ = nullptr;
   size_t shared_bytes_ = 0;
+  int input_waits_ = 0;
 };
 
 // What a launch is to the emulator.
@@ -314,7 +316,13 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
           min_blocks,
           {bytes, bytes + sizeof(Params)},
           [](Unit& unit, const void* own, void* memory) {
+            const int waits = unit.input_waits();
             Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(memory));
+            if constexpr (requires { Kernel::kWaitsItself; }) {
+              if (unit.input_waits() == waits) {
+                throw std::logic_error("a thread ended that had not waited for its inputs");
+              }
+            }
           }};
 }
 

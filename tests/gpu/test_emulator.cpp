@@ -348,6 +348,21 @@ TEST("collectives that not all threads reach") {
   });
 }
 
+template <class F>
+struct TwoWaitingWarps : TwoWarps<F> {
+  static constexpr bool kWaitsItself = true;
+};
+
+TEST("a kernel that waits itself does so in each thread") {
+  const auto all = [](auto& unit, auto&) { unit.wait_for_inputs(); };
+  run_now<TwoWaitingWarps<decltype(all)>>({all});
+  const auto some = [](auto& unit, auto&) {
+    if (unit.thread != 40) unit.wait_for_inputs();
+  };
+  CHECK_THROWS(std::logic_error, "a thread ended that had not waited for its inputs",
+               run_now<TwoWaitingWarps<decltype(some)>>({some}));
+}
+
 alignas(16) std::array<uint32_t, 64> global = {};
 
 TEST("memory of the wrong kind or alignment") {

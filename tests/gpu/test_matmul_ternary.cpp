@@ -5,6 +5,7 @@
 #include "cpp/ternary_weights.h"
 #include "cpu/operand.h"
 #include "gpu/device_arrays.h"
+#include "gpu/hopper_device.h"
 #include "gpu/mutations.h"
 #include "gpu/shared_bytes.h"
 #include "ops/matmul.h"
@@ -79,12 +80,12 @@ void check_weight(const PackedWeight& weight, std::mt19937& random) {
   const Tokens x(19, weight.cols, random_floats(19 * weight.cols, random));
   const std::vector<float> expected = on_cpu(x, weight);
   for (const int64_t n : {1, 2, 5, 8, 9, 17, 19}) {
-    const std::vector<float> got = on_gpu(x.view(19 - n, n), weight);
-    CHECK(same_bits(got, {expected.end() - n * weight.rows, expected.end()}));
+    const std::vector<float> right(expected.end() - n * weight.rows, expected.end());
+    CHECK(same_bits(on_gpu(x.view(19 - n, n), weight), right));
   }
 }
 
-TEST("scales of rows and of blocks, both packings") {
+void check_scales() {
   std::mt19937 random(1);
   for (const Scales scales : {Scales::row, Scales::block}) {
     for (const int64_t cols : {256, 2816}) {
@@ -99,7 +100,7 @@ TEST("scales of rows and of blocks, both packings") {
   }
 }
 
-TEST("files with one scale a tensor") {
+void check_files() {
   std::mt19937 random(13);
   const Ternary ternary = random_ternary(33, 384, Scales::row, 14);
   const std::vector<uint8_t> bytes = to_i2_s(ternary, 0.25f);
@@ -109,7 +110,7 @@ TEST("files with one scale a tensor") {
   }
 }
 
-TEST("any number of columns and rows") {
+void check_shapes() {
   std::mt19937 random(3);
   for (const int64_t cols : {4, 64, 100, 192, 320, 400, 448, 2300}) {
     for (const int64_t rows : {1, 17, 70}) {
@@ -117,13 +118,14 @@ TEST("any number of columns and rows") {
       for (const QuantBits bits : {QuantBits::t2, QuantBits::t1_6}) {
         const RowPacked weight(ternary, bits);
         const Tokens x(3, cols, random_floats(3 * cols, random));
-        CHECK(same_bits(on_gpu(x.view(0, 3), weight.view), on_cpu(x, weight.view)));
+        const std::vector<float> expected = on_cpu(x, weight.view);
+        CHECK(same_bits(on_gpu(x.view(0, 3), weight.view), expected));
       }
     }
   }
 }
 
-TEST("several weights, biases and residuals") {
+void check_parts() {
   std::mt19937 random(5);
   constexpr int64_t kCols = 512;
   const Ternary ternary = random_ternary(40, kCols, Scales::row, 6);
@@ -153,7 +155,7 @@ TEST("several weights, biases and residuals") {
   CHECK(same_bits(out3.values(), on_cpu(x, third.view)));
 }
 
-TEST("GLU") {
+void check_glu() {
   std::mt19937 random(8);
   constexpr int64_t kCols = 256;
   const RowPacked gate(random_ternary(37, kCols, Scales::row, 9), QuantBits::t2);
@@ -188,6 +190,41 @@ TEST("GLU") {
   }
 }
 
+TEST("scales of rows and of blocks, both packings") {
+  check_scales();
+}
+TEST("files with one scale a tensor") {
+  check_files();
+}
+TEST("any number of columns and rows") {
+  check_shapes();
+}
+TEST("several weights, biases and residuals") {
+  check_parts();
+}
+TEST("GLU") {
+  check_glu();
+}
+
+// Where weights come by other copies; of many columns in several rounds.
+TEST("the same on Hopper") {
+  const OnHopper machine;
+  std::mt19937 random(21);
+  for (const Scales scales : {Scales::row, Scales::block}) {
+    const int64_t cols = 256 * 37;
+    const std::vector<uint8_t> bytes = to_tq2_0(random_ternary(33, cols, scales, 22));
+    ThreadPool pool(1);
+    for (const TernaryForm form : kForms) {
+      check_weight(pack({bytes.data(), DType::tq2_0, {33, cols}}, pool, form).view, random);
+    }
+  }
+  check_scales();
+  check_files();
+  check_shapes();
+  check_parts();
+  check_glu();
+}
+
 TEST("every barrier matters") {
   std::mt19937 random(15);
   const int64_t cols = 256 * 17;
@@ -203,7 +240,28 @@ TEST("every barrier matters") {
   }
 }
 
-TEST("blocks with little shared memory have fewer tokens") {
+// Of more rounds than there are places for.
+TEST("on Hopper every barrier matters") {
+  if (cuda::host::detected_races() != cuda::host::Races::all) {
+    check::skip("this build detects no races");
+  }
+  const OnHopper machine;
+  std::mt19937 random(19);
+  const int64_t cols = 256 * 26;
+  for (const Scales scales : {Scales::row, Scales::block}) {
+    const std::vector<uint8_t> bytes = to_tq2_0(random_ternary(32, cols, scales, 20));
+    ThreadPool pool(1);
+    const PackedBuffer packed =
+        pack({bytes.data(), DType::tq2_0, {32, cols}}, pool, TernaryForm::t2);
+    const Tokens x(11, cols, random_floats(11 * cols, random));
+    const std::vector<float> expected = on_cpu(x, packed.view);
+    CHECK(same_bits(on_gpu(x.view(0, 11), packed.view), expected));
+    expect_every_barrier_matters(
+        [&] { return same_bits(on_gpu(x.view(0, 11), packed.view), expected); });
+  }
+}
+
+void check_little_memory() {
   std::mt19937 random(17);
   const int64_t cols = 256 * 9;
   const RowPacked weight(random_ternary(40, cols, Scales::row, 18), QuantBits::t2);
@@ -213,6 +271,12 @@ TEST("blocks with little shared memory have fewer tokens") {
     const SharedBytes shared(bytes);
     CHECK(same_bits(on_gpu(x.view(0, 13), weight.view), expected));
   }
+}
+
+TEST("blocks with little shared memory have fewer tokens") {
+  check_little_memory();
+  const OnHopper machine;
+  check_little_memory();
 }
 
 TEST("a NaN reaches its token alone") {

@@ -3,6 +3,7 @@
 #include "cpp/check.h"
 #include "effinfer/error.h"
 #include "gpu/float_rows.h"
+#include "gpu/hopper_device.h"
 #include "gpu/mutations.h"
 #include "ops/norm.h"
 
@@ -198,10 +199,53 @@ TEST("a row's bits depend on the row alone") {
   }
 }
 
+// Of one multiprocessor, so that blocks have several rows.
+TEST("rows that share a block have the bits that they have alone") {
+  const OnHopper device(1);
+  std::mt19937 random(7);
+  for (const DType dtype : kRowTypes) {
+    for (const Shape& shape : {Shape{17, 3, 72}, Shape{9, 1, 1000}, Shape{9, 1, 1001}}) {
+      const Numbers x = rounded(dtype, normals(shape.size(), random));
+      const Numbers weight = normals(shape.cols, random);
+      const FloatRows x_there(dtype, x);
+      const FloatRows weight_there(DType::f32, weight);
+      const auto run = [&]<class Problem>(Problem p, int64_t first, int64_t rows) {
+        const FloatRows out_there(dtype, shape.size());
+        const int64_t skipped = first * shape.stride() * dtype_info(dtype).block_bytes;
+        p.dtype = dtype;
+        p.x = shape.view<ops::ConstRows>(static_cast<char*>(x_there.data()) + skipped);
+        p.out = shape.view<ops::Rows>(static_cast<char*>(out_there.data()) + skipped);
+        p.rows = rows;
+        p.groups = shape.groups;
+        p.cols = shape.cols;
+        p.weight = weight_there.data();
+        run_on_gpu(p);
+        return out_there.values();
+      };
+      const auto compare = [&]<class Problem>(const Problem& p) {
+        const Numbers all = run(p, 0, shape.rows);
+        for (int64_t row = 0; row < shape.rows; ++row) {
+          const Numbers alone = run(p, row, 1);
+          const auto part = [&](const Numbers& of) {
+            const auto begin = of.begin() + row * shape.stride();
+            return Numbers(begin, begin + shape.stride());
+          };
+          CHECK(same_bits(part(alone), part(all)));
+        }
+      };
+      ops::RmsNormProblem rms;
+      rms.weight_is_fixed = true;
+      compare(rms);
+      ops::LayerNormProblem layer;
+      layer.bias = weight_there.data();
+      compare(layer);
+    }
+  }
+}
+
 template <class Problem>
-void expect_barriers_matter(Problem p, const FloatRows& weight) {
+void expect_barriers_matter(Problem p, const FloatRows& weight, const Shape& shape) {
   std::mt19937 random(6);
-  const Shape shape{2, 1, 600};
   const FloatRows x(DType::f32, normals(shape.size(), random));
   const auto run = [&] {
     const FloatRows out(DType::f32, shape.size());
@@ -217,12 +261,15 @@ void expect_barriers_matter(Problem p, const FloatRows& weight) {
   expect_every_barrier_matters([&] { return same_bits(run(), right); }, 5);
 }
 
-TEST("rows of a block need their barriers") {
+TEST("rows of a block need their barriers, one row or several") {
   const FloatRows weight(DType::f32, Numbers(600, 1.0f));
-  expect_barriers_matter(ops::RmsNormProblem{}, weight);
   ops::LayerNormProblem layer;
   layer.bias = weight.data();
-  expect_barriers_matter(layer, weight);
+  const OnHopper device(1);
+  for (const Shape& shape : {Shape{2, 1, 600}, Shape{11, 1, 600}}) {
+    expect_barriers_matter(ops::RmsNormProblem{}, weight, shape);
+    expect_barriers_matter(layer, weight, shape);
+  }
 }
 
 TEST("into a matmul operand, padded with zeros though the row be NaN") {

@@ -34,10 +34,11 @@ class RowMerge {
       : dims_(params.p.v.dims),
         chunks_(merge.num_partials),
         rows_(tile.num_rows * tile.num_heads),
-        row_(row),
         states_(reinterpret_cast<const RowState*>(params.p.partial_ms) + merge.first_partial + row),
         values_(params.p.partial_out + (int64_t{merge.first_partial} + row) * params.p.v.dims),
-        out_(params, tile) {}
+        out_(params, tile),
+        at_(out_.row_at(row)),
+        place_(out_.place_of(at_)) {}
 
   // A warp: 32 dims from `first_dim` on.
   template <class Unit>
@@ -53,18 +54,19 @@ class RowMerge {
       fold(unit, now, chunks_ - first, row, value);
     }
     const bool is_first = first_dim == 0 && unit.lane == 0;
-    const float factor = out_.end_row(unit, row_, row, is_first);
+    const float factor = out_.end_row(unit, at_, row, is_first);
     float eight[8];
     EFFINFER_UNROLL
     for (int d = 0; d < 8; ++d) eight[d] = unit.shfl(value, (8 * unit.lane + d) & (kWarp - 1));
     const int dim = first_dim + 8 * unit.lane;
     if (unit.lane >= kWarp / 8 || dim >= dims_) return;
-    out_.store_values(unit, row_, dim, factor, eight, dims_);
+    out_.store_values(unit, place_, dim, factor, eight, dims_);
   }
 
  private:
   // Of 32 chunks: each lane's dim of all, and the state of one. Behind the last one is nothing, and
-  // behind the eight that it is of are values that nobody reads.
+  // behind the kStep that it is of are values that nobody reads.
+  static constexpr int kStep = 4;
   struct Window {
     RowState state;
     float values[kWarp];
@@ -80,7 +82,7 @@ class RowMerge {
     if (first + unit.lane < chunks_) to.state = states_[(first + unit.lane) * int64_t{rows_}];
     EFFINFER_UNROLL
     for (int c = 0; c < kWarp; ++c, from += rows_ * dims_) {
-      if (c % 8 == 0 && first + c >= chunks_) break;
+      if (c % kStep == 0 && first + c >= chunks_) break;
       to.values[c] = 0.0f;
       if (has_dim && first + c < chunks_) to.values[c] = *from;
     }
@@ -92,6 +94,7 @@ class RowMerge {
     float max = fmaxf(window.state.max, row.max);  // up to and with the lane's own
     EFFINFER_UNROLL
     for (int distance = 1; distance < kWarp; distance *= 2) {
+      if (distance >= count) break;
       const float lower = unit.shfl(max, (unit.lane - distance) & (kWarp - 1));
       if (unit.lane >= distance) max = fmaxf(max, lower);
     }
@@ -100,21 +103,22 @@ class RowMerge {
     const Factors own = factors_of(unit, before, window.state);
     EFFINFER_UNROLL
     for (int c = 0; c < kWarp; ++c) {
-      if (c % 8 == 0 && c >= count) break;
+      if (c % kStep == 0 && c >= count) break;
       const Factors factors = {unit.shfl(own.before, c), unit.shfl(own.chunk, c)};
       row.sum = fold_value(row.sum, unit.shfl(window.state.sum, c), factors);
       value = fold_value(value, window.values[c], factors);
     }
-    row.max = unit.shfl(max, kWarp - 1);
+    row.max = unit.shfl(max, (count < kWarp ? count : kWarp) - 1);
   }
 
   const int dims_;
   const int chunks_;
-  const int rows_;  // of the tile
-  const int row_;
+  const int rows_;                // of the tile
   const RowState* const states_;  // of the row
   const float* const values_;
   const AttentionOutput out_;
+  const AttentionOutput::Row at_;
+  const AttentionOutput::Place place_;
 };
 
 struct AttentionMergeKernel {
@@ -134,9 +138,12 @@ struct AttentionMergeKernel {
     const ops::AttentionTile tile = params.p.work.tiles[merge.tile];
     const int row = unit.block / merges;
     const bool has_parts = merge.num_partials > 0 && is_left(params.p, tile);
+    const bool has_row = has_parts && row < tile.num_rows * tile.num_heads;
+    // Where its parts are and its results go is known before the kernel before has ended. A merge
+    // of no chunks has the first tile.
+    const RowMerge rows(params, merge, tile, has_row ? row : 0);
     unit.wait_for_inputs();
-    if (!has_parts || row >= tile.num_rows * tile.num_heads) return;
-    const RowMerge rows(params, merge, tile, row);
+    if (!has_row) return;
     EFFINFER_NO_UNROLL
     for (int dim = kWarp * unit.warp; dim < params.p.v.dims; dim += kThreads) rows.run(unit, dim);
   }

@@ -20,14 +20,23 @@ struct OperandRows {
             static_cast<int>(ops::padded_cols(out.cols)), out.arithmetic == ops::Arithmetic::bf16};
   }
 
+  EFFINFER_DEVICE uint8_t* record(int64_t row) const { return data + row * row_bytes; }
+
   // Values `first`.. of row `row`, of which those behind the last column become zeros whatever they
   // are: padding meets real weights' zeros, and a NaN would spread.
   template <int kCount, class Unit>
   EFFINFER_DEVICE void store(Unit& unit, int64_t row, int first, float (&values)[kCount]) const {
+    store(unit, record(row), first, values);
+  }
+  // Of the row whose record this is; kWhole: all or none of them are behind the last column.
+  template <bool kWhole = false, int kCount, class Unit>
+  EFFINFER_DEVICE void store(Unit& unit, uint8_t* record, int first,
+                             float (&values)[kCount]) const {
     static_assert(kCount == 4 || kCount == 8);
     EFFINFER_UNROLL
-    for (int e = 0; e < kCount; ++e) values[e] = first + e < cols ? values[e] : 0.0f;
-    uint8_t* record = data + row * row_bytes;
+    for (int e = 0; e < kCount; ++e) {
+      values[e] = first + (kWhole ? 0 : e) < cols ? values[e] : 0.0f;
+    }
     if (!is_bf16) {
       EFFINFER_UNROLL
       for (int i = 0; i < kCount; i += 4) {

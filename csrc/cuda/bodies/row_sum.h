@@ -14,17 +14,33 @@ EFFINFER_DEVICE float warp_sum(Unit& unit, float value) {
   return value;
 }
 
+// Of a row's block that has not all warps that its kernel may have.
+inline constexpr int kFewRowWarps = 8;
+
+// A number of each warp of a row's block.
+template <int kMostWarps>
+struct RowPartials {
+  alignas(kMostWarps > 1 ? 16 : 4) float of[kMostWarps];
+};
+
 // The row is a warp's, or the block's: then of its warps' sums from the first to the last, by way
-// of `partial`, which is used once a kernel: nobody waits before it would be written again.
-template <int kRowThreads, class Unit>
-EFFINFER_DEVICE float row_sum(Unit& unit, float value, float (&partial)[kRowThreads / kWarp]) {
+// of `partials`, all of them or the first few. Whoever writes them again has passed another
+// barrier of the block.
+template <int kMostWarps, class Unit>
+EFFINFER_DEVICE float row_sum(Unit& unit, float value, int warps,
+                              RowPartials<kMostWarps>& partials) {
   value = warp_sum(unit, value);
-  if constexpr (kRowThreads > kWarp) {
-    if (unit.lane == 0) partial[unit.warp] = value;
+  if constexpr (kMostWarps > 1) {
+    float (&of)[kMostWarps] = partials.of;
+    if (unit.lane == 0) of[unit.warp] = value;
     unit.sync();
-    value = partial[0];
+    value = of[0];
     EFFINFER_UNROLL
-    for (int i = 1; i < kRowThreads / kWarp; ++i) value += partial[i];
+    for (int i = 1; i < kFewRowWarps; ++i) value += of[i];
+    if (warps > kFewRowWarps) {
+      EFFINFER_UNROLL
+      for (int i = kFewRowWarps; i < kMostWarps; ++i) value += of[i];
+    }
   }
   return value;
 }

@@ -1,26 +1,26 @@
 // Ternary weights times int8_token operands: exact integer sums by the tensor cores, then the float
 // operations of ops/matmul.h in their order, so that the bits are those of every other kernel.
 //
-// A block of threads takes a unit as in stream_matmul.h, 32 rows, and its four warps take turns at
-// the blocks of 256 k. Sums of rows with one scale are added at the end, in any order: they are
-// integers. Where scales differ between blocks, four blocks' sums go through shared memory at a
-// time and a thread a row and token scales and adds them in order.
+// A block of threads takes a unit as in stream_matmul.h, 32 rows. Sums of rows with one scale are
+// added at the end, in any order: they are integers. Where scales differ between blocks of 256 k,
+// four blocks' sums go through shared memory at a time and a thread a row and token scales and adds
+// them in order.
 //
-// Weights and activations come by asynchronous copies, kPlaces blocks of a warp at a time of 2 KB
-// of weights, and so does all else that the launch names: a block waits for memory once. Blocks are
-// small, so that those of the next launch have room beside them and ask for their weights while
-// these multiply. Of t2 512 bytes of a warp take
-// 43 instructions, where an H100 that reads 3 TB/s has 158 issue slots: memory bounds it. t1_6
-// takes 168, and a quarter of its lanes' last loads are empty (13 lines in 4 x 4): instructions
-// bound it, at the speed of t2 about, so t2 is the packing for a GPU unless memory is short.
+// Weights and activations come by copies, so far ahead as places reach, and all that the launch
+// names is asked for at once: a block waits for memory once. On Hopper these are bulk copies, of
+// rounds of four blocks of 256 k, whose halves the four warps share evenly; else each warp copies
+// blocks for itself. Blocks of threads are small, so that those of the next launch have room beside
+// them and ask for their weights while these multiply. Half a block of 2 KB of t2 is 66
+// instructions of a warp and one of t1_6 some 150; what else a warp does is told in docs/cuda.md.
 #pragma once
 
 #include <cmath>
 
 #include "cuda/bodies/matmul_epilogue.h"
+#include "cuda/bodies/ternary_bulk.h"
 #include "cuda/bodies/ternary_copies.h"
-#include "cuda/bodies/ternary_digits.h"
 #include "cuda/bodies/ternary_place.h"
+#include "cuda/bodies/ternary_products.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
@@ -30,8 +30,9 @@ struct TernaryMatmul {
   static constexpr const char* kName = "matmul_ternary";
   static constexpr int kWarps = kTernaryWarps;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 8 : 4;
+  static constexpr int kMinBlocks = kTiles == 1 && kBits == ops::QuantBits::t2 ? 6 : 4;
   static constexpr bool kWaitsItself = true;
+  static constexpr bool kAdapts = true;
   static constexpr int kTokens = kTiles * 8;
   static constexpr int kOwnTokens = kTokens / kWarps;  // of which a thread adds up a row's sums
   static constexpr int kRows = 32;
@@ -43,13 +44,85 @@ struct TernaryMatmul {
   }
   static_assert(kRows * static_cast<int>(sizeof(int32_t)) < kTernaryTokenBytes);
   using Params = TernaryParams;
-  using Digits = TernaryDigits<kBits>;
   using Shared = TernaryShared;
+  using Products = TernaryProducts<kBits, kTiles>;
+  using Bulk = TernaryBulk<kBits>;
 
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared& shared) {
     const TernaryPlace place = ternary_place(unit, p);
     const uint8_t* const group = ternary_group(p, place, unit.lane / 16);
+    if (unit.has_bulk_copies()) {
+      run_rounds(unit, p, place, group, shared);
+    } else {
+      run_blocks(unit, p, place, group, shared);
+    }
+  }
+
+ private:
+  template <class Unit>
+  EFFINFER_DEVICE static void run_rounds(Unit& unit, const Params& p, const TernaryPlace& place,
+                                         const uint8_t* group, Shared& shared) {
+    Bulk bulk(p, place, *unit.kept_shared(&shared));
+    bulk.start_weights(unit);
+    const Header header = read_header(unit, p, group);
+    unit.wait_for_inputs();
+    bulk.start_tokens(unit);
+    const Tails tails = read_tails(unit, p, place);
+    const auto sums_of = [&](int warp) { return bulk.sums_at(warp); };
+    Products sums(unit, place.num_tokens, p.rounds.token_stride);
+    Result results[kOwnTokens] = {};
+    unit.sync();  // barriers are there
+    const bool divided = unit.ballot(header.uniform == 0) == 0;
+    const auto halves = TernaryHalves::of<Bulk::kBlockBytes>(unit, p.rounds, divided);
+    const int span = divided ? p.rounds.blocks : kWarps;
+    const int last_lines = ternary_lines_of<kBits>(p, p.blocks - 1);
+    const int missing = last_lines == Products::kWholeLines ? 0 : 1;
+    const int rounds = (p.blocks + p.rounds.blocks - 1) / p.rounds.blocks;
+    EFFINFER_NO_UNROLL
+    for (int round = 0; round < rounds; ++round) {
+      bulk.wait(unit);
+      const uint8_t* const first_lines = bulk.weights() + halves.lines;
+      const uint8_t* const first_tokens = bulk.tokens() + halves.tokens;
+      const int blocks = bulk.blocks_of(round);
+      const int whole = round + 1 < rounds ? blocks : blocks - missing;
+      EFFINFER_NO_UNROLL
+      for (int first = 0; first < blocks; first += span) {
+        const uint8_t* lines = first_lines + first * Bulk::kBlockBytes;
+        const uint8_t* tokens = first_tokens + first * 256;
+        int block = first + halves.block;
+        EFFINFER_NO_UNROLL
+        for (int i = 0; i < halves.most && block < blocks; ++i) {
+          const int odd = halves.odd + i * halves.odd_step;
+          sums.add(unit, {lines, 256, tokens}, odd, block < whole, last_lines);
+          block += halves.block_step;
+          lines += halves.line_step;
+          tokens += halves.token_step;
+        }
+        if (divided) break;
+        if (first + unit.warp < blocks) sums.store(unit, place.num_tokens, sums_of(unit.warp));
+        unit.sync();
+        add_blocks(unit, p, place, group, round * p.rounds.blocks + first, sums_of, results);
+        unit.sync();
+      }
+      const int next = round + p.rounds.places;
+      if (next < rounds) {
+        if (divided) unit.sync();  // all have read what comes in its place
+        bulk.ask_again(unit, next);
+      }
+      bulk.advance();
+    }
+    if (divided) {
+      sums.store(unit, place.num_tokens, sums_of(unit.warp));
+      unit.sync();
+      add_warps(unit, place, sums_of, results);
+    }
+    finish(unit, p, place, header, tails, results);
+  }
+
+  template <class Unit>
+  EFFINFER_DEVICE static void run_blocks(Unit& unit, const Params& p, const TernaryPlace& place,
+                                         const uint8_t* group, Shared& shared) {
     TernaryCopies<kBits> copies(unit, p, group, place.first_token, place.num_tokens);
     EFFINFER_UNROLL
     for (int i = 0; i < kPlaces; ++i) {
@@ -63,11 +136,13 @@ struct TernaryMatmul {
       unit.commit();
     }
     const Tails tails = read_tails(unit, p, place);
-    int32_t sums[kTiles][2][4] = {};
+    Products sums(unit, place.num_tokens, kTernaryTokenBytes);
     Result results[kOwnTokens] = {};
-    // Asked where it is needed: until then the header is on its way.
     const auto by_blocks = [&] { return unit.ballot(header.uniform == 0) != 0; };
     int at = 0;
+    const auto sums_of = [&](int warp) {
+      return reinterpret_cast<SumRow*>(place_at(p, shared, warp, at));
+    };
     EFFINFER_NO_UNROLL
     for (int first = 0; first < p.blocks; first += kWarps) {
       const int block = first + unit.warp;
@@ -75,19 +150,21 @@ struct TernaryMatmul {
       if (block < p.blocks) {
         unit.template wait<kPlaces - 1>();
         unit.sync_warp();
-        if (ternary_dwords_of(p, block) == 64) {
-          multiply<true>(unit, memory, kWholeLines, place.num_tokens, sums);
-        } else {
-          multiply<false>(unit, memory, ternary_lines_of<kBits>(p, block), place.num_tokens, sums);
+        const int lines = ternary_lines_of<kBits>(p, block);
+        EFFINFER_NO_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          constexpr int kStride = kWarp * 16;
+          sums.add(unit,
+                   {memory + TernaryCopies<kBits>::line_at(unit.lane) + half * 2 * kStride, kStride,
+                    memory + kTernaryLineBytes + (8 * half + unit.lane % 4) * 4},
+                   half, lines == Products::kWholeLines, lines);
         }
         unit.sync_warp();  // all have read what comes in its place
       }
       if (by_blocks()) {
-        if (block < p.blocks) {
-          store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, at));
-        }
+        if (block < p.blocks) sums.store(unit, place.num_tokens, sums_of(unit.warp));
         unit.sync();
-        add_blocks(unit, p, place, group, first, at, shared, results);
+        add_blocks(unit, p, place, group, first, sums_of, results);
         unit.sync();
       }
       if (block < p.blocks) {
@@ -99,14 +176,14 @@ struct TernaryMatmul {
       if (++at == kPlaces) at = 0;
     }
     if (!by_blocks()) {
-      store(unit, sums, place.num_tokens, sums_at(p, shared, unit.warp, 0));
+      at = 0;
+      sums.store(unit, place.num_tokens, sums_of(unit.warp));
       unit.sync();
-      add_warps(unit, p, place, shared, results);
+      add_warps(unit, place, sums_of, results);
     }
     finish(unit, p, place, header, tails, results);
   }
 
- private:
   // Of a lane's group: whether rows have one scale, and that of its row.
   struct Header {
     int32_t uniform;
@@ -156,95 +233,24 @@ struct TernaryMatmul {
     return reinterpret_cast<uint8_t*>(&shared) +
            (index * kWarps + warp) * ternary_place_bytes(p.block_tokens);
   }
-  EFFINFER_DEVICE static SumRow* sums_at(const Params& p, Shared& shared, int warp, int index) {
-    return reinterpret_cast<SumRow*>(place_at(p, shared, warp, index));
-  }
-
-  static constexpr int kWholeLines = static_cast<int>(ops::ternary_lines(kBits, 64));
-
-  // A whole block's addresses are the compiler's, and its lines do not wait for each other.
-  template <bool kWhole, class Unit>
-  EFFINFER_DEVICE static void multiply(Unit& unit, const uint8_t* memory, int num_lines,
-                                       int num_tokens, int32_t (&sums)[kTiles][2][4]) {
-    const int lines = kWhole ? kWholeLines : num_lines;
-    constexpr int kSteps = Digits::kSteps;
-    // Of tokens that are none another one's are multiplied, and nobody takes their sums.
-    const uint8_t* mine[kTiles];
-    EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int token = tile * 8 + unit.lane / 4;
-      mine[tile] = memory + kTernaryLineBytes +
-                   (token < num_tokens ? token : 0) * kTernaryTokenBytes + unit.lane % 4 * 4;
-    }
-    const uint8_t* lines_at = memory + TernaryCopies<kBits>::line_at(unit.lane);
-    EFFINFER_UNROLL
-    for (int u = 0; u < 4; ++u) {
-      if (4 * u >= lines) continue;
-      const Quad quad = *reinterpret_cast<const Quad*>(lines_at + u * (kWarp * 16));
-      uint32_t digits[4][2 * kSteps];
-      EFFINFER_UNROLL
-      for (int row = 0; row < 4; ++row) Digits::take(quad.words[row], digits[row]);
-      EFFINFER_UNROLL
-      for (int s = 0; s < kSteps; ++s) {
-        EFFINFER_UNROLL
-        for (int tile = 0; tile < kTiles; ++tile) {
-          uint32_t b[2] = {};
-          EFFINFER_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            // Dwords beyond a block, if any, are multiplied by digits of 0.
-            if (2 * s + i >= Digits::kFields) continue;
-            const uint8_t* dword = mine[tile] + ((2 * s + i) * lines + 4 * u) * 4;
-            memcpy(&b[i], __builtin_assume_aligned(dword, 4), 4);
-          }
-          EFFINFER_UNROLL
-          for (int pair = 0; pair < 2; ++pair) {
-            unit.mma_s8(sums[tile][pair],
-                        {digits[2 * pair][2 * s], digits[2 * pair + 1][2 * s],
-                         digits[2 * pair][2 * s + 1], digits[2 * pair + 1][2 * s + 1]},
-                        b);
-          }
-        }
-      }
-    }
-  }
-
-  // Moves a warp's sums to shared memory.
-  template <class Unit>
-  EFFINFER_DEVICE static void store(const Unit& unit, int32_t (&sums)[kTiles][2][4], int num_tokens,
-                                    SumRow* out) {
-    const int g = unit.lane / 4;
-    const int t = unit.lane % 4;
-    EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        int32_t& sum = sums[tile][i / 4][i % 4];
-        const int token = tile * 8 + 2 * t + i % 2;
-        if (token < num_tokens) out[token][4 * g + i / 4 * 2 + i % 4 / 2] = sum;
-        sum = 0;
-      }
-    }
-  }
-
   // A thread has row thread % 32 of tokens thread / 32 + kWarps i.
-  template <class Unit>
-  EFFINFER_DEVICE static void add_warps(const Unit& unit, const Params& p,
-                                        const TernaryPlace& place, Shared& shared,
-                                        Result (&results)[kOwnTokens]) {
+  template <class Unit, class SumsOf>
+  EFFINFER_DEVICE static void add_warps(const Unit& unit, const TernaryPlace& place,
+                                        SumsOf&& sums_of, Result (&results)[kOwnTokens]) {
     EFFINFER_UNROLL
     for (int i = 0; i < kOwnTokens; ++i) {
       const int token = i * kWarps + unit.warp;
       if (token >= place.num_tokens) continue;
       for (int warp = 0; warp < kWarps; ++warp) {
-        results[i].digits += sums_at(p, shared, warp, 0)[token][unit.lane];
+        results[i].digits += sums_of(warp)[token][unit.lane];
       }
     }
   }
 
-  template <class Unit>
+  template <class Unit, class SumsOf>
   EFFINFER_DEVICE static void add_blocks(Unit& unit, const Params& p, const TernaryPlace& place,
-                                         const uint8_t* group, int first_block, int at,
-                                         Shared& shared, Result (&results)[kOwnTokens]) {
+                                         const uint8_t* group, int first_block, SumsOf&& sums_of,
+                                         Result (&results)[kOwnTokens]) {
     const uint8_t* scales = group + p.tail_offset;
     EFFINFER_NO_UNROLL
     for (int i = 0; i < kWarps && first_block + i < p.blocks; ++i) {
@@ -255,7 +261,7 @@ struct TernaryMatmul {
       for (int j = 0; j < kOwnTokens; ++j) {
         const int token = j * kWarps + unit.warp;
         if (token >= place.num_tokens) continue;
-        const int32_t digits = sums_at(p, shared, i, at)[token][unit.lane];
+        const int32_t digits = sums_of(i)[token][unit.lane];
         const int32_t ones = unit.load(ternary_tail(p, place, token) + 2 + block);
         results[j].digits += digits;
         results[j].scaled = fmaf(static_cast<float>(digits - ones), d, results[j].scaled);

@@ -28,6 +28,16 @@ struct TernaryShared {
   alignas(128) uint8_t first[128];
 };
 
+// How ternary_bulk.h cuts a unit: rounds of some blocks of 256 k, as many of which are under way as
+// there are places.
+struct TernaryRounds {
+  int32_t blocks = 0;
+  int32_t places = 0;
+  int32_t group_bytes = 0;   // of a round, at most
+  int32_t token_stride = 0;  // bytes from a token of a round to the next
+  int32_t place_bytes = 0;
+};
+
 struct TernaryParams {
   const uint8_t* x = nullptr;
   int64_t x_row_bytes = 0;
@@ -41,6 +51,7 @@ struct TernaryParams {
   int64_t header_bytes = 0;
   int64_t tail_offset = 0;   // of the scales of blocks in a group
   int32_t block_tokens = 0;  // at most, of a block
+  TernaryRounds rounds;      // where they come by bulk copies
   MatmulWeight parts[ops::kMaxMatmulParts];
   OperandOut operand;
 };

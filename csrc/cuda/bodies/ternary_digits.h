@@ -5,8 +5,6 @@
 // fragment of mma.m16n8k32 is:
 //
 //   line i = 4 u + t, field f     dword f L + i of a block of 64, L its lines
-//   a product                     two fields of two rows: registers 0, 1 are field 2 s of rows 2 p
-//                                 and 2 p + 1, registers 2, 3 field 2 s + 1
 #pragma once
 
 #include "cuda/unit.h"
@@ -18,12 +16,14 @@ namespace effinfer::cuda {
 template <ops::QuantBits kBits>
 struct TernaryDigits {
   static constexpr int kFields = kBits == ops::QuantBits::t2 ? 4 : 5;
-  static constexpr int kSteps = (kFields + 1) / 2;
+  // A digit of field f comes 4^(f % kSets) times.
+  static constexpr int kSets = kBits == ops::QuantBits::t2 ? 2 : 1;
 
-  EFFINFER_DEVICE static void take(uint32_t word, uint32_t (&out)[2 * kSteps]) {
+  EFFINFER_DEVICE static void take(uint32_t word, uint32_t (&out)[kFields]) {
     if constexpr (kBits == ops::QuantBits::t2) {
       EFFINFER_UNROLL
-      for (int f = 0; f < 4; ++f) out[f] = word >> 2 * f & 0x03030303u;
+      for (int f = 0; f < 4; ++f)
+        out[f] = word >> f / 2 * 4 & (f % 2 == 0 ? 0x03030303u : 0x0c0c0c0cu);
     } else {
       // The upper byte of three times a byte is its digit, the lower one the next byte: two bytes
       // at a time, with room for their products.
@@ -37,7 +37,6 @@ struct TernaryDigits {
         even &= 0x00ff00ffu;
         odd &= 0x00ff00ffu;
       }
-      out[5] = 0;
     }
   }
 };
