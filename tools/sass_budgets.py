@@ -40,8 +40,9 @@ BULK_STREAM = ("UBLKCP", "SYNCS", "HMMA")
 BOX_STREAM = (*BULK_STREAM, "UTMALDG")
 TERNARY = ("LDGSTS.128", "IMMA")
 BULK_TERNARY = ("UBLKCP", "SYNCS", "IMMA")
-# Keys and values come as copies of 16 bytes; what weighs keys as loads.
+# Keys and values come as copies of 16 bytes, on Hopper as whole pages; what weighs keys as loads.
 ATTENTION = ("LDG.E.128", "LDGSTS.128", "HMMA")
+BULK_ATTENTION = ("LDG.E.128", "UBLKCP", "SYNCS", "HMMA")
 ATTENTION_F32 = ("LDG.E.128", "LDGSTS.128")
 # Tiles of activations come by tensor maps and weights by bulk copies, for which warps wait at
 # mbarriers.
@@ -83,16 +84,17 @@ BUDGETS = (
     Budget("TernaryMatmul<[78], 2>", 120, 4, 128, TERNARY, BULK_TERNARY),
     Budget("FloatMatmul<1>", 48, 5, 1024, ("LDG.E.128",)),
     Budget("FloatMatmul<8>", 80, 3, 8192, ("LDG.E.128",)),
-    # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32.
-    Budget("AttentionKernel<0, 2>", 200, 2, 55264, ATTENTION_F32),
-    Budget("AttentionKernel<0, 4>", 168, 1, 92384, ATTENTION_F32),
+    # Arguments: dtype of keys (0: f32, 1: f16, 2: bf16, 3: i8), warps: head_dim / 32. Where pages
+    # come whole the shared memory is the launch's, and attention_kernel.h says what fits.
+    Budget("AttentionKernel<0, 2>", 200, 2, 55552, ATTENTION_F32),
+    Budget("AttentionKernel<0, 4>", 168, 1, 92672, ATTENTION_F32),
     Budget("AttentionKernel<0, 8>", 152, 1, 101376, ATTENTION_F32),
-    Budget("AttentionKernel<[12], 2>", 200, 3, 44000, ATTENTION),
-    Budget("AttentionKernel<[12], 4>", 168, 2, 79072, ATTENTION),
-    Budget("AttentionKernel<[12], 8>", 152, 1, 83680, ATTENTION),
-    Budget("AttentionKernel<3, 2>", 248, 3, 43984, ATTENTION),
-    Budget("AttentionKernel<3, 4>", 168, 2, 62672, ATTENTION),
-    Budget("AttentionKernel<3, 8>", 144, 1, 100048, ATTENTION),
+    Budget("AttentionKernel<[12], 2>", 208, 3, 44416, ATTENTION, BULK_ATTENTION),
+    Budget("AttentionKernel<[12], 4>", 168, 2, 79488, ATTENTION, BULK_ATTENTION),
+    Budget("AttentionKernel<[12], 8>", 152, 1, 84096, ATTENTION, BULK_ATTENTION),
+    Budget("AttentionKernel<3, 2>", 248, 3, 44288, ATTENTION, BULK_ATTENTION),
+    Budget("AttentionKernel<3, 4>", 168, 2, 62976, ATTENTION, BULK_ATTENTION),
+    Budget("AttentionKernel<3, 8>", 144, 1, 100352, ATTENTION),
     Budget("AttentionMergeKernel", 144, 3),
     # Arguments: columns of 32 dims.
     Budget("ArrangePages<2>", 64, 8, 1, ROWS, arch="sm_90a"),

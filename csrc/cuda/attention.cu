@@ -95,8 +95,19 @@ size_t shared_bytes(const AttentionProblem& p) {
   return p.work.long_rows > 0 ? std::max(bytes, prefill_shared_bytes(p)) : bytes;
 }
 
+// Where each block has a multiprocessor for itself, all of a chunk is asked for at once.
+template <class Kernel>
+void launch_items(AttentionParams& params, int64_t items, Queue& queue) {
+  if (!Kernel::kTakesPages || !has_bulk_copies(queue)) return launch<Kernel>(params, items, queue);
+  const int dims = static_cast<int>(params.p.k.dims);
+  const auto most = static_cast<size_t>(shared_bytes_of(queue));
+  const bool alone = items <= num_multiprocessors(queue);
+  params.value_places = alone && Kernel::page_bytes(dims, 4) <= most ? 4 : 2;
+  launch<Kernel>(params, items, queue, Kernel::page_bytes(dims, params.value_places));
+}
+
 void launch_attention(const AttentionProblem& p, Queue& queue) {
-  AttentionParams params = {p, 0, 0};
+  AttentionParams params = {p, 0, 0, 0};
   if (p.out_operand.data != nullptr) {
     params.operand_row_bytes = p.out_operand.row_bytes();
     params.operand_cols = static_cast<int32_t>(ops::padded_cols(p.out_operand.cols));
@@ -107,7 +118,7 @@ void launch_attention(const AttentionProblem& p, Queue& queue) {
     params.p.work.items += p.work.num_long_items;
   }
   const int64_t left = p.work.num_items - p.work.num_long_items;
-  with_kernel(p, [&]<class Kernel>() { launch<Kernel>(params, left, queue); });
+  with_kernel(p, [&]<class Kernel>() { launch_items<Kernel>(params, left, queue); });
   // Elsewhere those of long items have been merged.
   if (left == 0 && !p.own_sums) return;
   const int rows = p.own_sums ? p.work.long_rows : kTileRows;

@@ -16,6 +16,8 @@ class OnHopper {
     cuda::host::set_arch(80);
     cuda::host::set_multiprocessors(132);
   }
+  // Whether there is one to be had.
+  static bool is_possible() { return true; }
   OnHopper(const OnHopper&) = delete;
   OnHopper& operator=(const OnHopper&) = delete;
 };

@@ -97,23 +97,33 @@ struct Fetch {
                               int column, int dims, Slot& to) const {
     const bool is_half = !of_values && dims - column * kBlock < kBlock;
     const int loads = is_half ? Block::kLoads / 2 : Block::kLoads;
-    const int tokens = of_values ? P : 1;
     for (int n = 0; n < 4 * loads; ++n) {
       const int place =
           of_values ? Block::value_group(unit.lane, n / 4) * P : 4 * Block::quad(unit.lane) + n % 4;
       const int line = column * (kBlock / P) + Block::key_line(unit.lane, n / 4);
       const int dim = first_dim(unit.lane, column, dims) + n % 4;
-      uint32_t numbers = 0;
-      for (int j = 0; j < tokens; ++j) {
-        const Token at = find(unit, pass, index * kBlock + place + j);
-        const uint8_t* dword = of_values ? value_page(at.page) : key_page(at.page);
-        dword += of_values ? Block::value_offset(at.token / P, dim, dims)
-                           : Block::key_offset(at.token, line, dims);
-        const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
-        numbers |= of_values ? Block::moved(from, at.token % P, j) : from;
-      }
-      to[n / 4][Block::place(unit.lane)].words[n % 4] = numbers;
+      to[n / 4][Block::place(unit.lane)].words[n % 4] =
+          gathered(unit, pass, of_values, index * kBlock + place, of_values ? dim : line, dims);
     }
+  }
+
+  // From place `place` of the pass's chunk on: a dword of a line of keys, or of P tokens of a dim
+  // of values.
+  template <class Unit>
+  EFFINFER_DEVICE uint32_t gathered(Unit& unit, const ChunkPass& pass, bool of_values, int place,
+                                    int line_or_dim, int dims) const {
+    const int tokens = of_values ? P : 1;
+    uint32_t numbers = 0;
+    EFFINFER_NO_UNROLL
+    for (int j = 0; j < tokens; ++j) {
+      const Token at = find(unit, pass, place + j);
+      const uint8_t* dword = of_values ? value_page(at.page) : key_page(at.page);
+      dword += of_values ? Block::value_offset(at.token / P, line_or_dim, dims)
+                         : Block::key_offset(at.token, line_or_dim, dims);
+      const uint32_t from = unit.load(reinterpret_cast<const uint32_t*>(dword));
+      numbers |= of_values ? Block::moved(from, at.token % P, j) : from;
+    }
+    return numbers;
   }
 
   template <class Unit>
@@ -134,7 +144,6 @@ struct Fetch {
     }
   }
 
- private:
   EFFINFER_DEVICE const uint8_t* key_page(int32_t page) const {
     return keys + page * key_stride + (page >= first_far ? key_far : 0);
   }
@@ -152,12 +161,23 @@ struct Fetch {
     int32_t page;
     int32_t token;  // in the page
   };
+  // Of a place of the pass's chunk.
   template <class Unit>
   EFFINFER_DEVICE Token find(Unit& unit, const ChunkPass& pass, int place) const {
     const int32_t token = token_of_place(pass.chunk * kChunkTokens + place, pass.path, tree_start);
     return {unit.load(pages + token / kUnitTokens), token % kUnitTokens};
   }
 
+  // Of a token of the unit: the unit's scales of keys, then of values.
+  template <class Unit>
+  EFFINFER_DEVICE void gather_scale(Unit& unit, const ChunkPass& pass, int at, int token,
+                                    float* to) const {
+    const Token from = find(unit, pass, at * kUnitTokens + token);
+    to[token] = unit.load(key_scales + from.page * key_scale_stride + from.token);
+    to[kUnitTokens + token] = unit.load(value_scales + from.page * value_scale_stride + from.token);
+  }
+
+ private:
   template <class Unit>
   EFFINFER_DEVICE void gather_scales(Unit& unit, const ChunkPass& pass, int index,
                                      Scales& to) const {

@@ -16,6 +16,7 @@ struct AttentionParams {
   ops::AttentionProblem p;
   int64_t operand_row_bytes;
   int32_t operand_cols;  // with padding
+  int32_t value_places;  // of pages that come whole (bodies/attention_pages.h)
 };
 
 // A lane's values of 32 dims: rows lane / 4 and lane / 4 + 8, dims 8 (lane % 4) on.

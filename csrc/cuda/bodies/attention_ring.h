@@ -2,41 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/bodies/attention_chunks.h"
 #include "cuda/bodies/attention_fetch.h"
-#include "cuda/bodies/attention_rows.h"
+#include "cuda/bodies/attention_output.h"
+#include "cuda/bodies/attention_shared.h"
 #include "cuda/bodies/fragments.h"
-#include "cuda/bodies/seen_words.h"
-#include "cuda/bodies/softmax.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
-
-template <DType kType, int kWarps>
-struct AttentionShared {
-  // 12 KB of copies under way for each warp, or of eight warps half as many, for which the blocks
-  // of all GPUs have room: blocks of float32 are as large as two of 16-bit numbers, of int8 half.
-  static constexpr int kFull = kType == DType::f32 ? 4 : 8;
-  static constexpr int kRing = kWarps == 8 && kType != DType::i8 ? kFull / 2 : kFull;
-  static constexpr int kBlocks = 8 / kWarps;  // of tokens, that a warp has scores of
-
-  typename Fetch<kType>::Slot ring[kWarps][kRing];
-  std::conditional_t<KvBlock<kType>::kScaled, typename Fetch<kType>::Scales[kWarps][kBlocks], char>
-      scales;
-  typename Products<kType, kWarps>::Operands operands;
-  typename ChunkSoftmax<kWarps>::Shared softmax;
-  // What all threads read now and then, and no register is kept for.
-  Fetch<kType> fetch;
-  ops::AttentionItem item;
-  ops::AttentionTile tile;
-  ItemUnits units;
-  Visibility visible;
-  PlainPlaces plain;
-  TileRow rows[kTileRows];
-  ChunkPass passes[2];  // at hand, and next
-};
 
 // A ring of the warp's own, whose parts come without a barrier: of a pass each of the warp's blocks
 // of tokens, column by column of dims, then all 8 blocks of its own dims of values. Where the ring
@@ -49,15 +23,15 @@ class BlockRing {
   using Shared = AttentionShared<kType, kWarps>;
   using Slot = typename Fetch<kType>::Slot;
   static constexpr int kBlocks = Shared::kBlocks;
-  static constexpr int kRing = Shared::kRing;
+  static constexpr int kRing = Shared::Rings::kRing;
   static constexpr int kAtOnce = kRing == 8 && kWarps < 8 ? 2 : 1;
   static constexpr int kPlaces = kRing / kAtOnce;
   static constexpr int kAhead = kPlaces - 1;
   // Until the first parts have come. What the first time sends is nothing, but what is behind it.
   static constexpr int kFirst = kPlaces;
 
-  EFFINFER_DEVICE BlockRing(Unit& unit, Shared& shared, int dims)
-      : unit_(unit), shared_(shared), dims_(dims) {}
+  EFFINFER_DEVICE BlockRing(Unit& unit, Shared& shared, const AttentionParams& params)
+      : unit_(unit), shared_(shared), dims_(params.p.k.dims) {}
 
   // Of 32 dims.
   EFFINFER_DEVICE int columns() const { return (dims_ + kBlock - 1) / kBlock; }
@@ -77,13 +51,19 @@ class BlockRing {
   // What was ahead in the next pass is ahead in the one at hand.
   EFFINFER_DEVICE void end_pass() { in_next_ = false; }
 
+  // Of pages of int8: token t of the lane's 8 of one of the warp's blocks; 8 on of their values.
+  // Behind what is visited they may be anything.
+  EFFINFER_DEVICE float scale(int block, int t) const {
+    return float_of(shared_.rings.scales[unit_.warp][block][t / 4][unit_.lane].words[t % 4]);
+  }
+
  private:
   using Block = KvBlock<kType>;
   static constexpr int kLoads = Block::kLoads;
   static constexpr int kRuns = kBlocks + kChunkUnits;
   static constexpr int kMostDims = kWarps * kBlock;
 
-  EFFINFER_DEVICE Slot* place() const { return &shared_.ring[unit_.warp][kAtOnce * place_]; }
+  EFFINFER_DEVICE Slot* place() const { return &shared_.rings.slots[unit_.warp][kAtOnce * place_]; }
   EFFINFER_DEVICE bool of_values() const { return run_ >= kBlocks; }
   // Of a chunk's: the run's first block of tokens.
   EFFINFER_DEVICE int first_block() const {
@@ -161,7 +141,8 @@ class BlockRing {
     if ((pass.units >> at & 1) == 0 || (of_values() && unit_.warp * kBlock >= dims_)) return;
     if constexpr (KvBlock<kType>::kScaled) {
       if (!of_values()) {
-        shared_.fetch.fetch_scales(unit_, pass, first_block(), shared_.scales[unit_.warp][run_]);
+        shared_.fetch.fetch_scales(unit_, pass, first_block(),
+                                   shared_.rings.scales[unit_.warp][run_]);
       }
     }
     if (path != 0 && shared_.fetch.is_in_tree(pass.chunk, at)) {

@@ -69,14 +69,17 @@ EFFINFER_DEVICE Visibility visibility_of(const ops::AttentionProblem& p,
 struct PlainPlaces {
   int32_t begin;
   int32_t end;
+  bool others_are_hidden;  // each row sees the places from one to another, and none is more than
+                           // scaled
 };
 EFFINFER_DEVICE PlainPlaces plain_places(const ops::AttentionProblem& p,
                                          const ops::AttentionTile& tile, const Visibility& all) {
-  if (is_shaped(p) || p.visits.has_lists() || p.batch.is_tree(tile.sequence)) return {0, 0};
+  if (is_shaped(p) || p.visits.has_lists() || p.batch.is_tree(tile.sequence)) return {0, 0, false};
   const int32_t first = slot_of(p, tile, 0);
   const int32_t last = first + tile.num_rows - 1;
   return {all.window_left < 0 ? 0 : last - all.window_left,
-          all.causal && first < all.num_tokens ? first + 1 : all.num_tokens};
+          all.causal && first < all.num_tokens ? first + 1 : all.num_tokens,
+          all.window_left < 0 || all.sink_tokens == 0};
 }
 
 // The scale of scores, log2(e) with it, is above 0, so that it may be applied after the maximum; a

@@ -45,6 +45,7 @@ template <DType kType>
 struct KvBlock {
   static constexpr int P = kType == DType::f32 ? 1 : kType == DType::i8 ? 4 : 2;  // in a dword
   static constexpr int kLoads = 8 / P;  // of 16 bytes, by each lane
+  static constexpr int kStepLoads = kLoads / 2;
   static constexpr bool kScaled = kType == DType::i8;
 
   // What lane's load `l` of a block is: a line of keys and four tokens of it, or some tokens of
@@ -149,7 +150,7 @@ struct Products {
     for (int s = 0; s < 2; ++s) {
       if (s >= steps) break;
       const Quad a = from.queries[step + s][unit.lane];
-      multiply_quads(unit, d, a, keys, s);
+      multiply_quads(unit, d, a, step_of(unit, keys, s), sizeof keys[0]);
     }
   }
 
@@ -160,7 +161,31 @@ struct Products {
     EFFINFER_UNROLL
     for (int s = 0; s < 2; ++s) {
       const Quad a = from.weights[2 * index + s][unit.lane];
-      multiply_quads(unit, d, a, values, s);
+      multiply_quads(unit, d, a, step_of(unit, values, s), sizeof values[0]);
+    }
+  }
+
+  // d += `a` x a step of 16 dims or tokens, of which the lane loads 16 bytes, or twice with so many
+  // bytes from one to the next.
+  template <class Unit>
+  EFFINFER_DEVICE static void multiply_quads(Unit& unit, float (&d)[4][4], const Quad& a,
+                                             const uint8_t* loads, int distance) {
+    if constexpr (kType == DType::i8) {
+      const Quad b = *reinterpret_cast<const Quad*>(loads);
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        uint32_t pairs[2];
+        widen(unit, b.words[i], pairs);
+        multiply(unit, d[i], a, pairs);
+      }
+    } else {
+      const Quad low = *reinterpret_cast<const Quad*>(loads);
+      const Quad high = *reinterpret_cast<const Quad*>(loads + distance);
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t pairs[2] = {low.words[i], high.words[i]};
+        multiply(unit, d[i], a, pairs);
+      }
     }
   }
 
@@ -179,27 +204,10 @@ struct Products {
   }
 
  private:
-  // Step `s` of a block.
+  // The lane's loads of step `s` of a block.
   template <class Unit>
-  EFFINFER_DEVICE static void multiply_quads(Unit& unit, float (&d)[4][4], const Quad& a,
-                                             const Slot& slot, int s) {
-    if constexpr (kType == DType::i8) {
-      const Quad b = slot[s][Block::place(unit.lane)];
-      EFFINFER_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        uint32_t pairs[2];
-        widen(unit, b.words[i], pairs);
-        multiply(unit, d[i], a, pairs);
-      }
-    } else {
-      const Quad low = slot[2 * s][Block::place(unit.lane)];
-      const Quad high = slot[2 * s + 1][Block::place(unit.lane)];
-      EFFINFER_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pairs[2] = {low.words[i], high.words[i]};
-        multiply(unit, d[i], a, pairs);
-      }
-    }
+  EFFINFER_DEVICE static const uint8_t* step_of(Unit& unit, const Slot& slot, int s) {
+    return reinterpret_cast<const uint8_t*>(&slot[Block::kStepLoads * s][Block::place(unit.lane)]);
   }
 };
 

@@ -16,33 +16,56 @@ namespace effinfer::cuda {
 // Where a lane's two rows of queries lie.
 class LaneQueries {
  public:
+  // Two neighbours, as they lie in memory: as float32 both words, else the first one.
+  struct Pair {
+    uint32_t words[2];
+  };
+
   EFFINFER_DEVICE LaneQueries(const ops::AttentionProblem& p, const ops::AttentionTile& tile,
                               const uint8_t* queries, int first_row)
-      : dtype_(p.q.dtype) {
-    const int64_t bytes = dtype_ == DType::f32 ? 4 : 2;
+      : dtype_(p.q.dtype), bytes_(dtype_ == DType::f32 ? 4 : 2) {
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = first_row + 8 * r;
       has_[r] = row < tile.num_rows * tile.num_heads;
-      const int token = has_[r] ? row / tile.num_heads : 0;
-      const int head = has_[r] ? row % tile.num_heads : 0;
+      const int there = has_[r] ? row : 0;
+      const int token = there / tile.num_heads;
+      const int head = there - token * tile.num_heads;
       rows_[r] = queries + ((tile.first_row + token) * p.q.row_stride +
                             (tile.first_head + head) * p.q.head_stride) *
-                               bytes;
+                               bytes_;
     }
   }
 
+  // Dims `dim`, which is even, and the next. No branch is between loads, so that all are under way
+  // at once: of a row that is not there they are another one's.
+  template <class Unit>
+  EFFINFER_DEVICE Pair load(Unit& unit, int r, int dim) const {
+    const auto* const words = reinterpret_cast<const uint32_t*>(rows_[r] + dim * bytes_);
+    return {{unit.load(words), unit.load(words + bytes_ / 4)}};
+  }
   // 0 of a row that is not there.
   template <class Unit>
-  EFFINFER_DEVICE float at(Unit& unit, int r, int dim) const {
-    if (!has_[r]) return 0.0f;
-    if (dtype_ == DType::f32) return unit.load(reinterpret_cast<const float*>(rows_[r]) + dim);
-    const uint16_t bits = unit.load(reinterpret_cast<const uint16_t*>(rows_[r]) + dim);
-    return dtype_ == DType::bf16 ? bf16_to_f32(bits) : unit.from_f16(bits);
+  EFFINFER_DEVICE float low(Unit& unit, int r, const Pair& pair) const {
+    const uint32_t word = pair.words[0];
+    return value(unit, r, word, word << 16, static_cast<uint16_t>(word));
+  }
+  template <class Unit>
+  EFFINFER_DEVICE float high(Unit& unit, int r, const Pair& pair) const {
+    const uint32_t word = pair.words[0];
+    return value(unit, r, pair.words[1], word & 0xffff0000, static_cast<uint16_t>(word >> 16));
   }
 
  private:
-  DType dtype_;
+  template <class Unit>
+  EFFINFER_DEVICE float value(Unit& unit, int r, uint32_t f32, uint32_t bf16, uint16_t f16) const {
+    const float wide = float_of(dtype_ == DType::f32 ? f32 : bf16);
+    const float x = dtype_ == DType::f16 ? unit.from_f16(f16) : wide;
+    return has_[r] ? x : 0.0f;
+  }
+
+  const DType dtype_;
+  const int bytes_;
   const uint8_t* rows_[2];
   bool has_[2];
 };
@@ -57,16 +80,21 @@ EFFINFER_DEVICE void set_lane_queries(Unit& unit, const ops::AttentionProblem& p
                                       int first_row, TileRow* rows, int first_step, int stride,
                                       Quad (*to)[kWarp]) {
   using Multiply = Products<kType, 1>;
+  using Pair = LaneQueries::Pair;
+  constexpr int kTogether = 2;  // steps
   const int row = unit.lane / 4;
   const int q = unit.lane % 4;
+  const int steps = p.k.dims / 16;
   const LaneQueries from(p, tile, queries, first_row + row);
   float factor[2] = {query_sign(p), query_sign(p)};
   if constexpr (Multiply::kScalesQueries) {
     EFFINFER_UNROLL
     for (int r = 0; r < 2; ++r) {
       float max = 0.0f;
-      for (int dim = q; dim < p.k.dims; dim += 4) {
-        max = fmaxf(max, fabsf(from.at(unit, r, dim)));
+      EFFINFER_UNROLL_BY(4)
+      for (int dim = 2 * q; dim < p.k.dims; dim += 8) {
+        const Pair pair = from.load(unit, r, dim);
+        max = fmaxf(max, fmaxf(fabsf(from.low(unit, r, pair)), fabsf(from.high(unit, r, pair))));
       }
       max = fmaxf(max, unit.shfl_xor(max, 1));
       max = fmaxf(max, unit.shfl_xor(max, 2));
@@ -76,17 +104,29 @@ EFFINFER_DEVICE void set_lane_queries(Unit& unit, const ops::AttentionProblem& p
       if (q == 0 && rows != nullptr) rows[row + 8 * r].scale = row_scale(p) * power;
     }
   }
-  for (int step = first_step; step < p.k.dims / 16; step += stride) {
-    Quad quad;
+  for (int step = first_step; step < steps; step += kTogether * stride) {
+    Pair pairs[kTogether][4];
     EFFINFER_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const int half = i / 2;
-      const int dim = 16 * step + (KvBlock<kType>::P == 4 ? 4 * q + 2 * half : 2 * q + 8 * half);
-      const float low = from.at(unit, i % 2, dim) * factor[i % 2];
-      const float high = from.at(unit, i % 2, dim + 1) * factor[i % 2];
-      quad.words[i] = Multiply::rounded(unit, low, high);
+    for (int s = 0; s < kTogether; ++s) {
+      const int of = step + s * stride < steps ? step + s * stride : step;
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int half = i / 2;
+        const int dim = 16 * of + (KvBlock<kType>::P == 4 ? 4 * q + 2 * half : 2 * q + 8 * half);
+        pairs[s][i] = from.load(unit, i % 2, dim);
+      }
     }
-    to[step][unit.lane] = quad;
+    EFFINFER_UNROLL
+    for (int s = 0; s < kTogether; ++s) {
+      Quad quad;
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float low = from.low(unit, i % 2, pairs[s][i]) * factor[i % 2];
+        const float high = from.high(unit, i % 2, pairs[s][i]) * factor[i % 2];
+        quad.words[i] = Multiply::rounded(unit, low, high);
+      }
+      if (step + s * stride < steps) to[step + s * stride][unit.lane] = quad;
+    }
   }
 }
 

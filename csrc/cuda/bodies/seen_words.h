@@ -51,9 +51,11 @@ EFFINFER_DEVICE int32_t path_length(uint64_t path) {
 // The token of a place; of places behind the path's end, which nothing sees, any.
 EFFINFER_DEVICE int32_t token_of_place(int32_t place, uint64_t path, int32_t tree_start) {
   if (place < tree_start) return place;
+  EFFINFER_NO_UNROLL
   for (int32_t i = tree_start; i < place; ++i) path &= path - 1;
   if (path == 0) return place;
   int32_t bit = 0;
+  EFFINFER_NO_UNROLL
   for (uint64_t lowest = path & (~path + 1); lowest != 1; lowest >>= 1) ++bit;
   return tree_start + bit;
 }

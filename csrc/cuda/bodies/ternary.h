@@ -8,10 +8,9 @@
 //
 // Weights and activations come by copies, so far ahead as places reach, and all that the launch
 // names is asked for at once: a block waits for memory once. On Hopper these are bulk copies, of
-// rounds of four blocks of 256 k, whose halves the four warps share evenly; else each warp copies
-// blocks for itself. Blocks of threads are small, so that those of the next launch have room beside
-// them and ask for their weights while these multiply. Half a block of 2 KB of t2 is 66
-// instructions of a warp and one of t1_6 some 150; what else a warp does is told in docs/cuda.md.
+// rounds of four to 16 blocks of 256 k, whose halves the four warps share evenly; else each warp
+// copies blocks for itself. Blocks of threads are small, so that those of the next launch have room
+// beside them and ask for their weights while these multiply.
 #pragma once
 
 #include <cmath>
@@ -290,8 +289,7 @@ struct TernaryMatmul {
       finish_output(unit, *place.part, p.parts[1], p.glu, p.operand, place.first_token + token, row,
                     value, second);
     }
-    const int units = gated ? place.part->groups : ternary_units(*place.part);
-    if (place.unit + 1 == units) {
+    if (place.unit + 1 == (gated ? place.part->groups : ternary_units(*place.part))) {
       pad_operand(unit, p.operand, place.part->rows, place.first_token,
                   place.first_token + place.num_tokens, unit.thread, kThreads);
     }

@@ -11,8 +11,9 @@ namespace effinfer {
 class OnHopper {
  public:
   explicit OnHopper(int = 0) {
-    if (current_target(kGpu).arch != 90) check::skip("needs compute capability 9.0");
+    if (!is_possible()) check::skip("needs compute capability 9.0");
   }
+  static bool is_possible() { return current_target(kGpu).arch == 90; }
 };
 
 }  // namespace effinfer
