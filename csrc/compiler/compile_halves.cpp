@@ -1,6 +1,8 @@
 #include "compiler/compile_halves.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -84,9 +86,20 @@ size_t bytes_of(Graph graph, const WeightSource& weights, const CompileOptions& 
   return bytes + static_cast<size_t>(std::get<int64_t>(graph.metadata.at("arena_bytes")));
 }
 
+// Of a set of cores, measured once in a process: it takes most of a second.
+double cpu_read_rate(ThreadPool& pool) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, double> known;
+  const std::lock_guard lock(mutex);
+  const std::pair cores{pool.reason(), pool.size()};
+  const auto found = known.find(cores);
+  if (found != known.end()) return found->second;
+  return known[cores] = measure_read_bandwidth(pool);
+}
+
 double read_rate(const Place& place) {
   const Device device = place.options.device;
-  if (device.kind == DeviceKind::cpu) return measure_read_bandwidth(*place.pool);
+  if (device.kind == DeviceKind::cpu) return cpu_read_rate(*place.pool);
   return cuda_copy_rate(device.index);
 }
 

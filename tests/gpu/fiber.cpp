@@ -161,6 +161,11 @@ Stacks& stacks() {
 }  // namespace
 
 struct Fiber::State {
+#if defined(__x86_64__)
+  void* stack_pointer = nullptr;
+#else
+  ucontext_t context;
+#endif
   void (*entry)() = nullptr;
   Stacks::Stack stack{};  // to be given back
   // For AddressSanitizer; those of the thread's own stack it tells when another fiber first runs.
@@ -171,11 +176,6 @@ struct Fiber::State {
   // Made once for all that a fiber runs, as it takes 100 us. None is left when no launch runs:
   // ThreadSanitizer gives up on processes that fork while there are threads.
   void* tsan = nullptr;
-#if defined(__x86_64__)
-  void* stack_pointer = nullptr;
-#else
-  ucontext_t context;
-#endif
 
   static thread_local State* left;     // the last one that stopped
   static thread_local State* running;  // the one that runs instead

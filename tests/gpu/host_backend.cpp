@@ -10,10 +10,13 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -32,6 +35,8 @@ namespace {
 std::atomic<size_t> memory_bytes{MemoryFacts().bytes};
 std::atomic<double> memory_rate{MemoryFacts().copy_rate};
 std::atomic<uint64_t> next_seed{1};
+
+const auto kPage = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 // One of the device's allocations: `bytes` from `offset` on of a mapping. What lies around them is
 // filled with `fill` and belongs to nobody.
@@ -72,6 +77,14 @@ class Mappings {
     const std::lock_guard lock(mutex_);
     if (--open_ == 0) protect(PROT_NONE);
   }
+  // Does what touches nothing of the device's but these bytes, if they are.
+  template <class F>
+  void touch(std::initializer_list<std::span<const std::byte>> all, F&& work) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& bytes : all) protect(bytes, PROT_READ | PROT_WRITE);
+    work();
+    for (const auto& bytes : all) protect(bytes, PROT_NONE);
+  }
   // While they are open: throws std::logic_error if somebody wrote around one.
   void check() {
     const std::lock_guard lock(mutex_);
@@ -93,16 +106,29 @@ class Mappings {
 
  private:
   template <class F>
-  static void guard(void* base, const Allocation& allocation, F&& each) {
+  static void guard(const void* base, const Allocation& allocation, F&& each) {
     const size_t end = allocation.offset + allocation.bytes;
     each(base, allocation.offset);
-    each(static_cast<std::byte*>(base) + end, allocation.mapped - end);
+    each(static_cast<const std::byte*>(base) + end, allocation.mapped - end);
   }
   void protect(int access) {
-    for (const auto& [base, allocation] : allocations_) mprotect(base, allocation.mapped, access);
+    for (const auto& [base, allocation] : allocations_) {
+      mprotect(const_cast<void*>(base), allocation.mapped, access);
+    }
+  }
+  // Their pages, while others stay as they are.
+  void protect(std::span<const std::byte> bytes, int access) {
+    const auto after = allocations_.upper_bound(bytes.data());
+    if (open_ > 0 || after == allocations_.begin()) return;
+    const auto& [base, allocation] = *std::prev(after);
+    const auto* const first = static_cast<const std::byte*>(base);
+    const auto begin = static_cast<size_t>(bytes.data() - first) / kPage * kPage;
+    const size_t end =
+        std::min(static_cast<size_t>(bytes.data() - first) + bytes.size(), allocation.mapped);
+    if (begin < end) mprotect(const_cast<std::byte*>(first) + begin, end - begin, access);
   }
   std::mutex mutex_;
-  std::map<void*, Allocation> allocations_;
+  std::map<const void*, Allocation> allocations_;
   size_t used_ = 0;
   int open_ = 0;
 };
@@ -124,6 +150,10 @@ class Access {
 
 constexpr Device kDevice{DeviceKind::cuda, 0};
 
+std::span<const std::byte> span_of(const void* first, size_t bytes) {
+  return {static_cast<const std::byte*>(first), bytes};
+}
+
 class HostMemory : public Memory {
  public:
   Device device() const override { return kDevice; }
@@ -134,37 +164,43 @@ class HostMemory : public Memory {
   // Ends where a page ends that nobody may touch. Fresh memory is NaN where it need not be zeros.
   std::shared_ptr<void> allocate(size_t bytes, Pages pages) const override {
     if (bytes > capacity()) return nullptr;
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t rounded = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
-    const size_t inside = (rounded + page - 1) / page * page;
-    void* base = mmap(nullptr, inside + page, PROT_READ | PROT_WRITE,
+    const size_t inside = (rounded + kPage - 1) / kPage * kPage;
+    void* base = mmap(nullptr, inside + kPage, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) return nullptr;
     const unsigned char fill = pages == Pages::heap ? 0xff : 0;
     if (fill != 0) std::memset(base, fill, inside);
-    mprotect(base, inside + page, PROT_NONE);
+    mprotect(base, inside + kPage, PROT_NONE);
+    // One that differs from the memory before it: else they are one mapping as long as nobody may
+    // touch either, which the kernel makes two of and joins again each time.
+    madvise(static_cast<std::byte*>(base) + inside, kPage, MADV_DONTDUMP);
     const size_t start = pages == Pages::lazy ? 0 : inside - rounded;
     mappings().add(base, {inside, start, bytes, fill});
-    const auto unmap = [base, inside, page](void*) {
+    const auto unmap = [base, inside](void*) {
       mappings().remove(base);
-      munmap(static_cast<std::byte*>(base) + inside, page);
+      munmap(static_cast<std::byte*>(base) + inside, kPage);
     };
     return {static_cast<std::byte*>(base) + start, unmap};
   }
   void zero(void* to, size_t bytes) const override {
-    const Access access;
-    std::memset(to, 0, bytes);
+    mappings().touch({span_of(to, bytes)}, [=] { std::memset(to, 0, bytes); });
   }
   void copy(void* to, const void* from, size_t bytes) const override {
-    const Access access;
-    std::memcpy(to, from, bytes);
+    mappings().touch({span_of(to, bytes), span_of(from, bytes)},
+                     [=] { std::memcpy(to, from, bytes); });
   }
 
  private:
   static constexpr size_t kAlignment = 256;
 };
 
-using Work = std::vector<std::function<void()>>;
+// Of a stream. What is no kernel says itself what it touches.
+struct Task {
+  std::function<void()> run;
+  bool is_kernel = false;
+};
+using Work = std::vector<Task>;
 
 std::atomic<int64_t> replays{0};
 
@@ -203,7 +239,7 @@ Pinned& pinned_memory() {
 // What was put into a stream, and runs when somebody waits for it.
 class Stream {
  public:
-  void add(std::function<void()> task) {
+  void add(Task task) {
     const std::lock_guard lock(mutex_);
     work_.push_back(std::move(task));
   }
@@ -222,9 +258,12 @@ class Stream {
   void run() {
     const std::lock_guard running(running_);
     const Work work = exchange({});
-    const Access access;
-    for (const std::function<void()>& task : work) task();
-    mappings().check();
+    std::optional<Access> access;
+    for (const Task& task : work) {
+      if (task.is_kernel && !access) access.emplace();
+      task.run();
+    }
+    if (access) mappings().check();
   }
 
  private:
@@ -243,7 +282,7 @@ class Streams {
     return stream;
   }
   // A task for each stream that has something to do.
-  void add_to_busy(const std::function<void()>& task) {
+  void add_to_busy(const Task& task) {
     const std::lock_guard lock(mutex_);
     for (const auto& [handle, stream] : streams_) {
       if (!stream->is_idle()) stream->add(task);
@@ -269,7 +308,7 @@ class PlainMemory final : public HostMemory {
     std::shared_ptr<void> memory = HostMemory::allocate(bytes, pages);
     if (memory == nullptr) return nullptr;
     void* const pointer = memory.get();
-    return {pointer, [memory = std::move(memory)](void*) { streams().add_to_busy([memory] {}); }};
+    return {pointer, [memory = std::move(memory)](void*) { streams().add_to_busy({[memory] {}}); }};
   }
 };
 
@@ -284,21 +323,21 @@ class HostQueue final : public Queue {
     if (memory == nullptr) throw OutOfMemory("emulated GPU: no memory");
     void* const pointer = memory.get();
     return {pointer,
-            [memory = std::move(memory), stream = stream_](void*) { stream->add([memory] {}); }};
+            [memory = std::move(memory), stream = stream_](void*) { stream->add({[memory] {}}); }};
   }
   void follow(Queue& other) override {
     add([before = dynamic_cast<HostQueue&>(other).stream_] { before->run(); });
   }
   void upload(void* to, const void* from, size_t bytes) override {
-    if (pinned_memory().contains(from)) return add([=] { std::memcpy(to, from, bytes); });
+    if (pinned_memory().contains(from)) return download(to, from, bytes);
     std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    add([to, data = std::move(data)] { std::memcpy(to, data.data(), data.size()); });
+    add([to, data = std::move(data)] { HostMemory().copy(to, data.data(), data.size()); });
   }
   void download(void* to, const void* from, size_t bytes) override {
-    add([=] { std::memcpy(to, from, bytes); });
+    add([=] { HostMemory().copy(to, from, bytes); });
   }
   void zero(void* to, size_t bytes) override {
-    add([=] { std::memset(to, 0, bytes); });
+    add([=] { HostMemory().zero(to, bytes); });
   }
   std::unique_ptr<Recording> record(const std::function<void()>& put) override {
     Work before = stream_->exchange({});
@@ -315,7 +354,9 @@ class HostQueue final : public Queue {
     ++replays;
   }
   void wait() override { stream_->run(); }
-  void add(std::function<void()> task) { stream_->add(std::move(task)); }
+  void add(std::function<void()> task, bool is_kernel = false) {
+    stream_->add({std::move(task), is_kernel});
+  }
 
  private:
   std::shared_ptr<Stream> stream_;
@@ -394,7 +435,7 @@ int64_t num_replays() {
 
 void enqueue(Grid grid, Queue& queue) {
   auto& own = dynamic_cast<HostQueue&>(queue);
-  own.add([grid = std::move(grid)] { run(grid, next_seed.fetch_add(1)); });
+  own.add([grid = std::move(grid)] { run(grid, next_seed.fetch_add(1)); }, true);
 }
 
 }  // namespace effinfer::cuda::host

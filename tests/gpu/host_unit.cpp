@@ -23,7 +23,9 @@ void Unit::require_shared(const void* pointer, size_t bytes, const char* what) c
           "expected an address in shared memory");
 }
 
-void Unit::tell_load(const void* pointer, size_t bytes) {
+// Not where it is called: there the unit's own numbers are watched, too.
+void Unit::begin_load(const void* pointer, size_t bytes, size_t alignment) {
+  require_global(pointer, alignment, "load");
   if (owner_->observer() == nullptr) return;
   const Progress& progress = owner_->thread(*this).progress;
   const Machine machine(*owner_, progress);

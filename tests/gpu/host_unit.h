@@ -89,8 +89,7 @@ class Unit {
 
   template <class T>
   T load(const T* pointer) {
-    require_global(pointer, alignof(T), "load");
-    tell_load(pointer, sizeof(T));
+    begin_load(pointer, sizeof(T), alignof(T));
     return *pointer;
   }
   template <class T>
@@ -236,7 +235,7 @@ class Unit {
   void fence_registers(Where where, std::initializer_list<Named> registers);
   void wait_for_wgmma(int pending, Where where, std::initializer_list<Named> registers);
   void change_registers(int count, bool more, Where where);
-  void tell_load(const void* pointer, size_t bytes);
+  void begin_load(const void* pointer, size_t bytes, size_t alignment);
   void tell_add(void* pointer, size_t bytes);
   void count_atomic();
   void require_global(const void* pointer, size_t alignment, const char* what) const {

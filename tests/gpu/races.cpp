@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -88,6 +89,8 @@ class Detector final : public Observer {
     touch(thread, from, bytes, false, nullptr);
   }
   void loads(const Progress& thread, const void* from, size_t bytes) override {
+    const auto is_known = [&](const Word& word) { return word.whole.write.run < first_run_; };
+    if (shadow_.all_whole(from, bytes, first_run_, run_, is_known)) return;
     for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
       if (here.byte.write.run >= first_run_) {
         complain(at, here.byte.write, thread, "takes from load()", "wrote", nullptr);
@@ -126,6 +129,11 @@ class Detector final : public Observer {
 
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller,
              bool adds = false);
+  // The same of whole words, where there is no race: most accesses are such. Else false, and some
+  // are noted, which may be noted again.
+  template <bool kWrites>
+  bool touch_whole(const Progress& thread, const void* place, size_t bytes);
+  bool counts_banks() const { return banks_.has_value(); }
   // An access by an instruction of that address.
   void use_banks(const Progress& thread, const void* place, size_t bytes, const void* instruction) {
     if (!banks_ || !shadow_.is_shared(reinterpret_cast<uintptr_t>(place))) return;
@@ -138,15 +146,16 @@ class Detector final : public Observer {
   void for_bytes(const void* place, size_t size, F&& each) {
     shadow_.for_bytes(place, size, first_run_, run_, each);
   }
+  // Made in registers: what is stored field by field cannot be read as one for some cycles.
   Access access_of(const Progress& thread) const {
+    static_assert(std::endian::native == std::endian::little);
+    const bool has_clock = thread.clock != nullptr;
     const auto index = static_cast<size_t>(thread.thread);
-    return {run_,
-            thread.clock != nullptr ? thread.epoch : thread.warp_syncs,
-            static_cast<uint16_t>(thread.syncs),
-            static_cast<uint16_t>(thread.thread),
-            false,
-            static_cast<uint16_t>(thread.fences),
-            static_cast<uint16_t>(async_fences_[index].size())};
+    const size_t async_fences = has_clock ? async_fences_[index].size() : 0;
+    const uint64_t when = has_clock ? thread.epoch : thread.warp_syncs;
+    return std::bit_cast<Access>(std::array<uint64_t, 2>{
+        run_ | when << 32, (thread.syncs & 0xffff) | index << 16 |
+                               uint64_t{thread.fences & 0xffff} << 32 | async_fences << 48});
   }
   // That who wrote has fenced since, and that the thread knows of it.
   void require_fenced(const Progress& thread, const void* from, size_t bytes, const char* does) {
@@ -161,14 +170,20 @@ class Detector final : public Observer {
     });
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const {
-    return before.run < first_run_ || (before.run == now.run && before.thread == now.thread) ||
-           ordered_in_launch(before, now, thread);
+    if (before.run != now.run) {
+      return before.run < first_run_ || ordered_by_blocks(before, now, thread);
+    }
+    if (before.thread == now.thread) return true;
+    if (thread.clock != nullptr) return before.step <= thread.clock[before.thread];
+    return before.syncs < now.syncs ||
+           (before.thread / kWarp == now.thread / kWarp && before.step < now.step);
   }
-  bool ordered_in_launch(const Access& before, const Access& now, const Progress& thread) const;
+  bool ordered_by_blocks(const Access& before, const Access& now, const Progress& thread) const;
   void await_copy(void* to, size_t bytes, bool awaits) {
     for_bytes(to, bytes, [=](uintptr_t, const Place& here) { here.awaits_copy = awaits; });
   }
   void remember_read(const Place& place, const Access& now, const Progress& thread) const;
+  void remember_more(Reads& reads, const Access& now, const Progress& thread) const;
   // `now` of the thread that does, behind what another one did before.
   void complain(uintptr_t at, const Access& before, const Progress& now, const char* does,
                 const char* did, void* caller);
@@ -196,31 +211,14 @@ void Detector::resumes(const Progress* thread) {
   running = thread == nullptr ? Running{} : Running{this, thread};
 }
 
-bool Detector::ordered_in_launch(const Access& before, const Access& now,
+bool Detector::ordered_by_blocks(const Access& before, const Access& now,
                                  const Progress& thread) const {
-  if (before.run == now.run && thread.clock != nullptr) {
-    return before.thread == now.thread || before.step <= thread.clock[before.thread];
-  }
-  if (before.run == now.run) {
-    return before.thread == now.thread || before.syncs < now.syncs ||
-           (before.thread / kWarp == now.thread / kWarp && before.step < now.step);
-  }
   if (!thread.has_acquired && fences_.back().acquired_syncs >= now.syncs) return false;
   const Fences& theirs = fences_[before.run - first_run_];
   return before.syncs < theirs.released_syncs || before.fences < theirs.of_thread[before.thread];
 }
 
 void Detector::remember_read(const Place& place, const Access& now, const Progress& thread) const {
-  if (thread.clock != nullptr) {
-    Reads& reads = place.more_reads();
-    if (!reads.all.empty() && reads.all.back() == now) return;
-    if (reads.all.size() >= reads.most) {
-      std::erase_if(reads.all, [&](const Access& read) { return ordered(read, now, thread); });
-      reads.most = std::max(Reads::kFew, 2 * reads.all.size());
-    }
-    reads.all.push_back(now);
-    return;
-  }
   Byte& byte = place.byte;
   for (Access& read : byte.reads) {
     if (ordered(read, now, thread)) {
@@ -228,6 +226,7 @@ void Detector::remember_read(const Place& place, const Access& now, const Progre
       return;
     }
   }
+  if (thread.clock != nullptr) return remember_more(place.more_reads(), now, thread);
   const auto same_warp = [](const Access& a, const Access& b) {
     return a.run == b.run && a.thread / kWarp == b.thread / kWarp;
   };
@@ -236,8 +235,50 @@ void Detector::remember_read(const Place& place, const Access& now, const Progre
   }
 }
 
+void Detector::remember_more(Reads& reads, const Access& now, const Progress& thread) const {
+  // Few are mostly those of warps that read a tile again and again.
+  for (size_t i = 0; i < std::min(reads.all.size(), Reads::kFew); ++i) {
+    if (reads.all[i].run == now.run && reads.all[i].thread == now.thread) {
+      reads.all[i] = now;
+      return;
+    }
+  }
+  if (!reads.all.empty() && reads.all.back() == now) return;
+  if (reads.all.size() >= reads.most) {
+    std::erase_if(reads.all, [&](const Access& read) { return ordered(read, now, thread); });
+    reads.most = std::max(Reads::kFew, 2 * reads.all.size());
+  }
+  reads.all.push_back(now);
+}
+
+template <bool kWrites>
+[[gnu::always_inline]] inline bool Detector::touch_whole(const Progress& thread, const void* place,
+                                                         size_t bytes) {
+  const Access now = access_of(thread);
+  return shadow_.all_whole(place, bytes, first_run_, run_, [&](Word& word) {
+    Byte& byte = word.whole;
+    if (!kWrites && byte.reads[0] == now) return true;
+    if (!ordered(byte.write, now, thread)) return false;
+    if (!kWrites) {
+      remember_read({byte, word.awaits_copy, word, -1}, now, thread);
+      return true;
+    }
+    for (const Access& read : byte.reads) {
+      if (!ordered(read, now, thread)) return false;
+    }
+    if (word.details && !word.details->reads.all.empty()) return false;
+    byte.forget_reads();
+    byte.write = now;
+    return true;
+  });
+}
+
 void Detector::touch(const Progress& thread, const void* place, size_t bytes, bool writes,
                      void* caller, bool adds) {
+  if (!adds && (writes ? touch_whole<true>(thread, place, bytes)
+                       : touch_whole<false>(thread, place, bytes))) {
+    return;
+  }
   Access now = access_of(thread);
   now.is_added = adds;
   const char* const does = writes ? "writes" : "reads";
@@ -311,21 +352,31 @@ const bool registered = [] {
   return true;
 }();
 
-[[gnu::noinline]] void tell_watched(const void* place, size_t bytes, bool writes, void* caller) {
+template <bool kWrites>
+[[gnu::noinline]] void tell_watched(const void* place, size_t bytes, void* caller) {
+  Detector& detector = *running.detector;
+  if (!detector.counts_banks() && detector.touch_whole<kWrites>(*running.thread, place, bytes)) {
+    return;
+  }
   const Running mine = std::exchange(running, {});
   mine.detector->use_banks(*mine.thread, place, bytes, caller);
-  mine.detector->touch(*mine.thread, place, bytes, writes, caller);
+  mine.detector->touch(*mine.thread, place, bytes, kWrites, caller);
   running = mine;
 }
 
-// An access of the code that runs, of which its own stack is nobody's business. Most are such, or
-// of launches that are not watched: nothing is spilled for them.
-[[gnu::always_inline]] inline void tell(const void* place, size_t bytes, bool writes,
-                                        void* caller) {
+// An access of the code that runs, of which its own stack is nobody's business.
+template <bool kWrites>
+[[gnu::noinline]] void tell_outside(const void* place, size_t bytes, void* caller) {
   const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-  if (running.detector == nullptr) return;
   if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
-  tell_watched(place, bytes, writes, caller);
+  tell_watched<kWrites>(place, bytes, caller);
+}
+
+// Most launches of whole models are not watched: nothing but a comparison is done for them.
+template <bool kWrites>
+[[gnu::always_inline]] inline void tell(const void* place, size_t bytes, void* caller) {
+  if (running.detector != nullptr) [[unlikely]]
+    tell_outside<kWrites>(place, bytes, caller);
 }
 
 }  // namespace
@@ -335,7 +386,7 @@ const bool registered = [] {
 // What code that is built with -fsanitize=thread calls.
 #define EFFINFER_ACCESS(name, bytes, writes)                                       \
   void __tsan_##name(void* place) {                                                \
-    effinfer::cuda::host::tell(place, bytes, writes, __builtin_return_address(0)); \
+    effinfer::cuda::host::tell<writes>(place, bytes, __builtin_return_address(0)); \
   }
 #define EFFINFER_ATOMICS(bits, Number)                                                      \
   Number __tsan_atomic##bits##_load(const volatile void* from, int) {                       \
@@ -389,10 +440,10 @@ EFFINFER_ACCESS(unaligned_write4, 4, true)
 EFFINFER_ACCESS(unaligned_write8, 8, true)
 EFFINFER_ACCESS(unaligned_write16, 16, true)
 void __tsan_read_range(void* place, unsigned long bytes) {
-  effinfer::cuda::host::tell(place, bytes, false, __builtin_return_address(0));
+  effinfer::cuda::host::tell<false>(place, bytes, __builtin_return_address(0));
 }
 void __tsan_write_range(void* place, unsigned long bytes) {
-  effinfer::cuda::host::tell(place, bytes, true, __builtin_return_address(0));
+  effinfer::cuda::host::tell<true>(place, bytes, __builtin_return_address(0));
 }
 EFFINFER_ATOMICS(8, unsigned char)
 EFFINFER_ATOMICS(16, unsigned short)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +23,10 @@ struct Access {
   uint16_t fences = 0;
   uint16_t async_fences = 0;
 
-  bool operator==(const Access&) const = default;
+  bool operator==(const Access& other) const {
+    using Bits = std::array<uint64_t, 2>;
+    return std::bit_cast<Bits>(*this) == std::bit_cast<Bits>(other);
+  }
 };
 
 // The last write of a byte, and two reads since then that stand for all: while neither is ordered
@@ -35,9 +39,9 @@ struct Byte {
   bool is_read() const { return (reads[0].run | reads[1].run) != 0; }
 };
 
-// Reads of a byte in kernels that order some threads only (clocks.h): all that are not ordered
-// before others, and some that are, as they go when there are twice as many as were left the time
-// before.
+// More reads of a byte, in kernels that order some threads only (clocks.h): all that are not
+// ordered before others, and some that are, as they go when there are twice as many as were left
+// the time before.
 struct Reads {
   static constexpr size_t kFew = 16;
   std::vector<Access> all;
@@ -49,7 +53,6 @@ constexpr uintptr_t kWord = 4;
 // What few words need.
 struct Details {
   Reads reads;  // of the whole word
-  bool divided = false;
   std::array<Byte, kWord> parts;
   std::array<Reads, kWord> reads_of_parts;
   std::array<bool, kWord> part_awaits_copy{};
@@ -60,6 +63,7 @@ struct alignas(64) Word {
   Byte whole;
   uint32_t since = 0;  // the launch, or the run of a block for which shared memory is new
   bool awaits_copy = false;
+  bool divided = false;
   std::unique_ptr<Details> details;
 
   // What launches before have left is of no meaning any more, but for its memory.
@@ -68,9 +72,8 @@ struct alignas(64) Word {
     whole.write.run = 0;
     whole.forget_reads();
     awaits_copy = false;
-    if (!details) return;
-    details->divided = false;
-    details->reads.all.clear();
+    divided = false;
+    if (details) details->reads.all.clear();
   }
   Details& more() {
     if (!details) details = std::make_unique<Details>();
@@ -78,7 +81,7 @@ struct alignas(64) Word {
   }
   void divide() {
     Details& mine = more();
-    mine.divided = true;
+    divided = true;
     mine.parts.fill(whole);
     mine.reads_of_parts.fill(mine.reads);
     mine.part_awaits_copy.fill(awaits_copy);
@@ -120,6 +123,24 @@ class Shadow {
   bool is_shared(uintptr_t at) const { return at - shared_ < shared_size_; }
   size_t in_shared(const void* place) const { return reinterpret_cast<uintptr_t>(place) - shared_; }
 
+  // Whether each(Word&) says so of all of some bytes, which are whole words that nothing has
+  // divided and that await no copy: what most accesses find.
+  template <class F>
+  [[gnu::always_inline]] bool all_whole(const void* place, size_t size, uint32_t launch,
+                                        uint32_t run, F&& each) {
+    const auto at = reinterpret_cast<uintptr_t>(place);
+    if ((at | size) % kWord != 0) return false;
+    const uint32_t since = is_shared(at) ? run : launch;
+    uintptr_t stretch = 0;
+    Word* word = words(at, stretch);
+    if (stretch - at < size) return false;
+    for (const Word* const end = word + size / kWord; word < end; ++word) {
+      if (word->since != since) word->begin(since);
+      if (word->divided || word->awaits_copy || !each(*word)) return false;
+    }
+    return true;
+  }
+
   // each(address, Place) for all of some bytes, or once for four that are still alike. What was
   // noted of global memory before that launch is forgotten, of shared memory before that run.
   template <class F>
@@ -148,12 +169,11 @@ class Shadow {
 
   template <class F>
   static uintptr_t for_word(Word& word, uintptr_t at, uintptr_t stop, F&& each) {
-    const bool divided = word.details && word.details->divided;
-    if (stop - at == kWord && !divided) {
+    if (stop - at == kWord && !word.divided) {
       each(at, Place{word.whole, word.awaits_copy, word, -1});
       return stop;
     }
-    if (!divided) word.divide();
+    if (!word.divided) word.divide();
     for (; at < stop; ++at) {
       const size_t part = at % kWord;
       each(at, Place{word.details->parts[part], word.details->part_awaits_copy[part], word,
@@ -162,7 +182,7 @@ class Shadow {
     return stop;
   }
   // Words that lie behind each other, from that of `at` on; `end`: behind the last of them.
-  Word* words(uintptr_t at, uintptr_t& end) {
+  [[gnu::always_inline]] Word* words(uintptr_t at, uintptr_t& end) {
     if (is_shared(at)) {
       end = shared_ + shared_size_;
       return &shared_words_[(at - shared_) / kWord];
@@ -170,19 +190,21 @@ class Shadow {
     const uintptr_t number = at / kPage;
     end = (number + 1) * kPage;
     RecentPage& recent = recent_[number % recent_.size()];
-    if (recent.page == nullptr || recent.number != number) {
-      std::unique_ptr<Page>& page = pages_[number];
-      if (!page) page = std::make_unique<Page>();
-      recent = {number, page.get()};
-    }
+    if (recent.page == nullptr || recent.number != number) [[unlikely]]
+      find(number, recent);
     return &(*recent.page)[at % kPage / kWord];
+  }
+  [[gnu::noinline]] void find(uintptr_t number, RecentPage& recent) {
+    std::unique_ptr<Page>& page = pages_[number];
+    if (!page) page = std::make_unique<Page>();
+    recent = {number, page.get()};
   }
 
   uintptr_t shared_ = 0;
   size_t shared_size_ = 0;
   std::vector<Word> shared_words_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  std::array<RecentPage, 64> recent_;  // of those, by their numbers
+  std::array<RecentPage, 256> recent_;  // of those, by their numbers
 };
 
 }  // namespace effinfer::cuda::host

@@ -177,9 +177,21 @@ std::vector<SampledToken> generated(Engine& engine, const std::vector<int32_t>& 
 
 TEST("generated tokens visit the pages that they do on the CPU") {
   const std::vector<int32_t> prompt = tokens_of(318, 12);
+  // The prompt's whole pages, of which nothing is chosen yet: all models have these but for
+  // windows and the one whose prompts visit what generated tokens do.
+  std::vector<std::byte> pages;
   const auto run = [&](Device device, const IndexText& index) {
     Engine engine(model_of("q8_0", index), options_on(device, Precision::f32));
-    return generated(engine, prompt, 6);  // over the end of a page
+    KvCache& cache = engine.kv_cache();
+    const bool shares = device == kGpu && index.window_left < 0 && index.op != "strided_index";
+    if (shares && !pages.empty()) cache.release(cache.import_(pages));
+    const std::vector<SampledToken> tokens = generated(engine, prompt, 6);  // over a page's end
+    if (shares && pages.empty()) {
+      int32_t known = 0;
+      pages = cache.export_(cache.create(prompt, &known));
+      CHECK_EQ(known, 256);
+    }
+    return tokens;
   };
   const std::vector<SampledToken> dense = run(kGpu, {});
   for (const IndexText& index :

@@ -14,7 +14,8 @@ TESTS = Path(__file__).parent / "cuda"
 
 @pytest.mark.skipif(not EMULATED, reason="needs EFFINFER_EMULATED: see `make test`")
 def test_in_the_emulator():
-    environment = os.environ | {"LD_PRELOAD": EMULATED}
+    # Torch's other threads would only wait.
+    environment = os.environ | {"LD_PRELOAD": EMULATED, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr

@@ -1,5 +1,5 @@
-// What most tests of kernels include. CTest makes a precompiled header of it, with which it
-// compiles them all as they are on a GPU (tests/gpu/CMakeLists.txt).
+// What most tests of kernels include, as a precompiled header: for the emulator, and as it is on a
+// GPU (tests/gpu/CMakeLists.txt).
 #include <algorithm>
 #include <cmath>
 #include <functional>

@@ -1,0 +1,4 @@
+// A program without tests, whose precompiled header others use.
+#include "cpp/check.h"
+
+CHECK_MAIN()
