@@ -210,6 +210,9 @@ inline void Block::enter() {
     if (!mine.copies.empty() && !sites.ignoring()) {
       throw std::logic_error("copy_async: leaves before its copies have landed");
     }
+    if (mine.progress.is_early) {
+      throw std::logic_error("wait_for_inputs: leaves before it has called that");
+    }
   } catch (const std::logic_error& error) {
     block.fail(std::make_exception_ptr(
         std::logic_error("thread " + std::to_string(mine.unit.thread) + ": " + error.what())));
@@ -258,6 +261,7 @@ inline void Block::start(int block) {
     thread.unit.shared_bytes_ = grid_.shared_bytes;
     thread.progress = {};
     thread.progress.thread = index;
+    thread.progress.is_early = grid_.waits_itself;
     thread.started = false;
     thread.done = false;
     thread.copies.clear();

@@ -261,8 +261,10 @@ class Stream {
     std::optional<Access> access;
     for (const Task& task : work) {
       if (task.is_kernel && !access) access.emplace();
+      if (!task.is_kernel) end_of_grids();
       task.run();
     }
+    end_of_grids();
     if (access) mappings().check();
   }
 

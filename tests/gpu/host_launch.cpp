@@ -24,6 +24,7 @@ namespace {
 std::atomic<int> emulated_arch = 80;
 std::atomic<int64_t> emulated_shared_bytes = 227 << 10;
 std::atomic<int> emulated_multiprocessors = 132;
+std::atomic<uint64_t> series = 1;
 
 // Which launches are watched (observer.h): all, or, where a program repeats them by the thousand,
 // the first few of each kernel on as many blocks.
@@ -98,7 +99,7 @@ void run(const Grid& grid, uint64_t seed) {
   std::shuffle(order.begin(), order.end(), draw);
   const bool watched = observer_of_this_thread != nullptr && watch().takes(grid);
   Observer* const observer = watched ? &observer_of_this_thread() : nullptr;
-  if (observer != nullptr) observer->launch_begins(grid);
+  if (observer != nullptr) observer->launch_begins(grid, series);
   SharedMemory shared(grid.shared_bytes);
   Block block(grid, draw(), observer);
   for (const int index : order) {
@@ -113,6 +114,10 @@ void run(const Grid& grid, uint64_t seed) {
                              ": " + error.what());
     }
   }
+}
+
+void end_of_grids() {
+  ++series;
 }
 
 void record_sites() {

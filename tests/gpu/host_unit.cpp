@@ -23,6 +23,11 @@ void Unit::require_shared(const void* pointer, size_t bytes, const char* what) c
           "expected an address in shared memory");
 }
 
+void Unit::wait_for_inputs() {
+  const Machine machine(*owner_, owner_->thread(*this).progress);
+  owner_->thread(*this).progress.is_early = false;
+}
+
 // Not where it is called: there the unit's own numbers are watched, too.
 void Unit::begin_load(const void* pointer, size_t bytes, size_t alignment) {
   require_global(pointer, alignment, "load");

@@ -80,8 +80,7 @@ class Unit {
                  Where where = Where::current());
   void mma_onto(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const float (&c)[4],
                 Where where = Where::current());
-  void wait_for_inputs() { ++input_waits_; }
-  int input_waits() const { return input_waits_; }
+  void wait_for_inputs();
   void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                Where where = Where::current());
   void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
@@ -259,7 +258,6 @@ class Unit {
   Block* owner_ = nullptr;
   const char* shared_ = nullptr;
   size_t shared_bytes_ = 0;
-  int input_waits_ = 0;
 };
 
 // What a launch is to the emulator.
@@ -272,6 +270,7 @@ struct Grid {
   size_t shared_bytes;
   int arch;        // that it asks for or adapts to, or 0
   int min_blocks;  // of a multiprocessor, or 0
+  bool waits_itself;
   std::vector<char> params;
   void (*kernel)(Unit&, const void* params, void* shared);
 };
@@ -290,6 +289,8 @@ void set_multiprocessors(int count);
 
 // Runs a grid now. The host's pointers are the device's.
 void run(const Grid& grid, uint64_t seed);
+// Grids from now on begin when those before have ended, as behind a copy or somebody's wait.
+void end_of_grids();
 
 // Puts a grid into a queue of the emulated device (host_backend.cpp), which runs it when somebody
 // waits.
@@ -313,15 +314,10 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
           shared,
           arch_asked,
           min_blocks,
+          requires { Kernel::kWaitsItself; },
           {bytes, bytes + sizeof(Params)},
           [](Unit& unit, const void* own, void* memory) {
-            const int waits = unit.input_waits();
             Kernel::run(unit, *static_cast<const Params*>(own), *static_cast<Shared*>(memory));
-            if constexpr (requires { Kernel::kWaitsItself; }) {
-              if (unit.input_waits() == waits) {
-                throw std::logic_error("a thread ended that had not waited for its inputs");
-              }
-            }
           }};
 }
 

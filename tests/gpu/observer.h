@@ -24,6 +24,7 @@ struct Progress {
   bool has_fenced = false;    // and no atomic_add of the block has followed yet
   bool has_added = false;     // atomically
   bool has_acquired = false;  // by a fence after an atomic_add
+  bool is_early = false;      // has yet to wait for what kernels before write
   // Of Hopper's kernels (clocks.h), else null: of each thread, up to which epoch it is over.
   const uint32_t* clock = nullptr;
   uint32_t epoch = 0;
@@ -41,7 +42,8 @@ struct Banks {
 class Observer {
  public:
   virtual ~Observer() = default;
-  virtual void launch_begins(const Grid& grid) = 0;
+  // Launches with the same `series`, which is above 0, may begin before those before have ended.
+  virtual void launch_begins(const Grid& grid, uint64_t series) = 0;
   virtual void block_begins(const void* shared, size_t bytes) = 0;
   // Whose loads and stores follow; null: nobody's.
   virtual void resumes(const Progress* thread) = 0;

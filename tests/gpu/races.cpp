@@ -45,7 +45,9 @@ struct Fences {
 
 class Detector final : public Observer {
  public:
-  void launch_begins(const Grid& grid) override {
+  void launch_begins(const Grid& grid, uint64_t series) override {
+    // There is room for so many; of more nothing is known.
+    series_ = series <= UINT16_MAX ? static_cast<uint16_t>(series) : 0;
     first_run_ = run_ + 1;
     threads_ = static_cast<size_t>(grid.threads);
     fences_.clear();
@@ -89,6 +91,7 @@ class Detector final : public Observer {
     touch(thread, from, bytes, false, nullptr);
   }
   void loads(const Progress& thread, const void* from, size_t bytes) override {
+    require_inputs(thread, from, bytes, false, nullptr);
     const auto is_known = [&](const Word& word) { return word.whole.write.run < first_run_; };
     if (shadow_.all_whole(from, bytes, first_run_, run_, is_known)) return;
     for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
@@ -127,6 +130,17 @@ class Detector final : public Observer {
   bool has_complaint() const override { return !complaint_.empty(); }
   std::string complaint() const override { return complaint_; }
 
+  // Of global memory: that nothing was written there that the thread has yet to wait for.
+  void require_inputs(const Progress& thread, const void* place, size_t bytes, bool writes,
+                      void* caller) {
+    if (!thread.is_early || shadow_.is_shared(reinterpret_cast<uintptr_t>(place))) return;
+    if (!writes && (series_ == 0 || !shadow_.is_written(place, bytes, series_))) return;
+    if (!complaint_.empty()) return;
+    complaint_ = "thread " + std::to_string(thread.thread) +
+                 (writes ? " writes" : " reads what a kernel before wrote") +
+                 " and has yet to wait for its inputs";
+    if (caller != nullptr) complaint_ += " (" + place_of(caller) + ")";
+  }
   void touch(const Progress& thread, const void* place, size_t bytes, bool writes, void* caller,
              bool adds = false);
   // The same of whole words, where there is no race: most accesses are such. Else false, and some
@@ -189,6 +203,7 @@ class Detector final : public Observer {
                 const char* did, void* caller);
   std::string since(const Access& access, bool has_clock) const;
 
+  uint16_t series_ = 0;
   uint32_t run_ = 0;
   uint32_t first_run_ = 1;
   size_t threads_ = 0;
@@ -269,12 +284,14 @@ template <bool kWrites>
     if (word.details && !word.details->reads.all.empty()) return false;
     byte.forget_reads();
     byte.write = now;
+    word.written = series_;
     return true;
   });
 }
 
 void Detector::touch(const Progress& thread, const void* place, size_t bytes, bool writes,
                      void* caller, bool adds) {
+  require_inputs(thread, place, bytes, writes, caller);
   if (!adds && (writes ? touch_whole<true>(thread, place, bytes)
                        : touch_whole<false>(thread, place, bytes))) {
     return;
@@ -305,6 +322,7 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
       reads->all.clear();
     }
     byte.write = now;
+    here.word.written = series_;
   });
 }
 
@@ -355,7 +373,8 @@ const bool registered = [] {
 template <bool kWrites>
 [[gnu::noinline]] void tell_watched(const void* place, size_t bytes, void* caller) {
   Detector& detector = *running.detector;
-  if (!detector.counts_banks() && detector.touch_whole<kWrites>(*running.thread, place, bytes)) {
+  const bool is_plain = !detector.counts_banks() && !running.thread->is_early;
+  if (is_plain && detector.touch_whole<kWrites>(*running.thread, place, bytes)) {
     return;
   }
   const Running mine = std::exchange(running, {});

@@ -64,6 +64,7 @@ struct alignas(64) Word {
   uint32_t since = 0;  // the launch, or the run of a block for which shared memory is new
   bool awaits_copy = false;
   bool divided = false;
+  uint16_t written = 0;  // in which series of launches, that begin before others have ended
   std::unique_ptr<Details> details;
 
   // What launches before have left is of no meaning any more, but for its memory.
@@ -139,6 +140,19 @@ class Shadow {
       if (word->divided || word->awaits_copy || !each(*word)) return false;
     }
     return true;
+  }
+
+  // Whether some of those bytes were written in that series, by whatever launch.
+  bool is_written(const void* place, size_t size, uint16_t series) {
+    auto at = reinterpret_cast<uintptr_t>(place) / kWord * kWord;
+    for (const uintptr_t end = reinterpret_cast<uintptr_t>(place) + size; at < end;) {
+      uintptr_t stretch = 0;
+      const Word* word = words(at, stretch);
+      for (stretch = std::min(stretch, end); at < stretch; ++word, at += kWord) {
+        if (word->written == series) return true;
+      }
+    }
+    return false;
   }
 
   // each(address, Place) for all of some bytes, or once for four that are still alike. What was

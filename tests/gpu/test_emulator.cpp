@@ -359,7 +359,7 @@ TEST("a kernel that waits itself does so in each thread") {
   const auto some = [](auto& unit, auto&) {
     if (unit.thread != 40) unit.wait_for_inputs();
   };
-  CHECK_THROWS(std::logic_error, "a thread ended that had not waited for its inputs",
+  CHECK_THROWS(std::logic_error, "thread 40: wait_for_inputs: leaves before it has called that",
                run_now<TwoWaitingWarps<decltype(some)>>({some}));
 }
 
