@@ -331,7 +331,7 @@ class HostQueue final : public Queue {
     add([before = dynamic_cast<HostQueue&>(other).stream_] { before->run(); });
   }
   void upload(void* to, const void* from, size_t bytes) override {
-    if (pinned_memory().contains(from)) return download(to, from, bytes);
+    if (pinned_memory().contains(from)) return add([=] { HostMemory().copy(to, from, bytes); });
     std::vector<char> data(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     add([to, data = std::move(data)] { HostMemory().copy(to, data.data(), data.size()); });
   }

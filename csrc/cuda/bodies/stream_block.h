@@ -105,8 +105,7 @@ struct StreamMatmul {
       init_barriers(unit, shared.warp(p, warp));
       // Those of the block's first unit are first in their teams, if there are any, and have these
       // teams' numbers.
-      const int teams = part.slice_bits == 0 ? 1 : (1 << part.slice_bits) / kRounds;
-      if (warp < teams && units_of(p, part) > 1) {
+      if (warp >> part.slice_bits == 0 && units_of(p, part) > 1) {
         init_barriers(unit, shared.warp(p, warp) + kTeamBarriers);
       }
     }

@@ -99,8 +99,8 @@ class BulkFeed : public Feed<kFormat> {
   static constexpr int kTogether = 2;  // pieces that are multiplied as one, where that pays
 
   template <class Unit>
-  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source)
-      : Base(unit, source),
+  EFFINFER_DEVICE BulkFeed(Unit& unit, const FeedSource& source, int token_place)
+      : Base(unit, source, token_place),
         team_(source.team),
         full_(reinterpret_cast<Mbarrier*>(this->memory_)),
         tokens_full_(reinterpret_cast<Mbarrier*>(

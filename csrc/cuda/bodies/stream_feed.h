@@ -152,7 +152,6 @@ struct FeedSource {
   uint8_t* team_barriers;
   Team team;
   StreamTokens tokens;
-  int token_place;  // bytes
 };
 
 // What feeds have in common: what lies where. All of it is kept in registers: the compiler would
@@ -173,12 +172,12 @@ class Feed {
 
  protected:
   template <class Unit>
-  EFFINFER_DEVICE Feed(Unit& unit, const FeedSource& source)
+  EFFINFER_DEVICE Feed(Unit& unit, const FeedSource& source, int token_place)
       : memory_(unit.kept_shared(source.memory)),
         team_memory_(unit.kept_shared(source.team_memory)),
         cut_{unit.kept(source.cut.first), unit.kept(source.cut.last), source.cut.hold_bits},
         half_bytes_(unit.kept(kGroupBytes << source.shape.hold_bits)),
-        token_place_(unit.kept(source.token_place)) {}
+        token_place_(unit.kept(token_place)) {}
 
   EFFINFER_DEVICE uint8_t* weights_in(int place, int half) const {
     return memory_ + kBarrierBytes + (place * 2 + half) * half_bytes_;
@@ -190,7 +189,7 @@ class Feed {
   uint8_t* const team_memory_;
   const PieceCut cut_;
   const int half_bytes_;
-  const int token_place_;
+  const int token_place_;  // bytes
 };
 
 }  // namespace effinfer::cuda

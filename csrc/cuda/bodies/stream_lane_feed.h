@@ -93,8 +93,8 @@ class LaneFeed : public Feed<kFormat> {
   static constexpr int kTogether = 1;
 
   template <class Unit>
-  EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source)
-      : Base(unit, source),
+  EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source, int token_place)
+      : Base(unit, source, token_place),
         team_(source.team),
         from_(source.group + int64_t{cut_.first} * Base::kGroupBytes + unit.lane % 16 * 16),
         count_(cut_.places()),

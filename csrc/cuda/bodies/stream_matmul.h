@@ -12,8 +12,8 @@
 //
 // Tokens go in tiles of 8, the columns of a product. A kernel has 1, 2 or 4 tiles, and each of its
 // sums is made by the same operations for all: a token's bits do not depend on how many there are,
-// nor on what the others hold. Of more tokens each 32 have blocks of their own, next to each other
-// in the grid: all but one find the weights in the L2 cache.
+// nor on what the others hold. Of more tokens than a kernel takes each so many have blocks of their
+// own, next to each other in the grid: all but one find the weights in the L2 cache.
 //
 // Weights and activations come through shared memory, some places ahead (stream_feed.h).
 #pragma once
@@ -66,15 +66,14 @@ struct StreamProduct {
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
                                   int64_t header_bytes, const StreamTokens& x, int first, int last,
                                   const StreamMemory& memory, StreamSums<kTiles>& sums) {
-    FeedSource source = {group + header_bytes,
-                         {first * kParts, last * kParts, p.feed.hold_bits},
-                         p.feed,
-                         memory.warp,
-                         memory.tokens,
-                         memory.team_barriers,
-                         memory.team,
-                         x,
-                         0};
+    const FeedSource source = {group + header_bytes,
+                               {first * kParts, last * kParts, p.feed.hold_bits},
+                               p.feed,
+                               memory.warp,
+                               memory.tokens,
+                               memory.team_barriers,
+                               memory.team,
+                               x};
     if (unit.has_bulk_copies()) {
       run<BulkFeed<kFormat, kTiles>>(unit, p, source, header_bytes, sums);
     } else {
@@ -84,15 +83,14 @@ struct StreamProduct {
 
  private:
   template <class Feed, class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, FeedSource& source,
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const FeedSource& source,
                                   int64_t header_bytes, StreamSums<kTiles>& sums) {
     using Tokens = typename Feed::Tokens;
     if (source.cut.first >= source.cut.last) return;
     const uint8_t* const header = source.group - header_bytes + unit.lane / 4 % 4 * 8;
     Header next = {};
     next.load(unit, header, p.header_row_bytes, source.cut.first / kParts);
-    source.token_place = Tokens::place_bytes(p.feed, p.block_tokens);
-    Feed feed(unit, source);
+    Feed feed(unit, source, Tokens::place_bytes(p.feed, p.block_tokens));
     Tokens tokens(unit, p, source);
     feed.start_weights(unit, tokens);
     const LaneView view = view_of<Tokens>(unit, feed.group_at(unit.lane), source);
