@@ -60,18 +60,18 @@ PREFILL = ("LDS.128", "LDGSTS.128", "HMMA", "MUFU.EX2")
 ROWS = ("LDG.E.128", "STG.E.128")
 
 BUDGETS = (
-    # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), tiles of 8 tokens, most
+    # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), most tokens, most
     # warps, rounds. Their shared memory is the launch's.
-    Budget("StreamMatmul<PackedFormat{*}, 1, 16, 1>", 128, 1, 128, STREAM, BULK_STREAM),
-    Budget("StreamMatmul<PackedFormat{*[!4]}, 2, 16, 1>", 128, 1, 128, STREAM, BOX_STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, [18], 16, 1>", 128, 1, 128, STREAM, BULK_STREAM),
+    Budget("StreamMatmul<PackedFormat{*[!4]}, 16, 16, 1>", 128, 1, 128, STREAM, BOX_STREAM),
     # Q3_K, for which 8.0 has too few registers.
-    Budget("StreamMatmul<PackedFormat{*4}, 2, 16, 1>", 128, 1, 128, BOX_STREAM, arch="sm_90a"),
-    Budget("StreamMatmul<PackedFormat{*}, 4, 16, 1>", 128, 1, 128, BOX_STREAM, arch="sm_90a"),
-    Budget("StreamMatmul<PackedFormat{*}, 4, 8, 2>", 232, 1, 128, STREAM, arch=NOT_HOPPER),
+    Budget("StreamMatmul<PackedFormat{*4}, 16, 16, 1>", 128, 1, 128, BOX_STREAM, arch="sm_90a"),
+    Budget("StreamMatmul<PackedFormat{*}, 32, 16, 1>", 128, 1, 128, BOX_STREAM, arch="sm_90a"),
+    Budget("StreamMatmul<PackedFormat{*}, 32, 8, 2>", 232, 1, 128, STREAM, arch=NOT_HOPPER),
     # Arguments: format, tokens. What the entry has is for all its warps alike.
     Budget("WgmmaMatmul<PackedFormat{*}, 128>", 168, 1, 197632, WGMMA, arch="sm_90a", waits=4),
     Budget("WgmmaMatmul<PackedFormat{*}, 256>", 168, 1, 229376, WGMMA, arch="sm_90a", waits=4),
-    Budget("StreamPair<2>", 224, 1, 128, STREAM, BOX_STREAM),
+    Budget("StreamPair<16>", 224, 1, 128, STREAM, BOX_STREAM),
     # Arguments: format, tiles of 8 tokens.
     Budget("TileMatmul<*, 16>", 255, 1, 98432, STREAM, arch=NOT_HOPPER),
     Budget("TileMatmul<*, 8>", 192, 1, 98432, STREAM, arch=NOT_HOPPER),

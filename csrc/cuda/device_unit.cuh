@@ -156,6 +156,11 @@ class DeviceUnit {
     asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(value) : "l"(pointer));
     return value;
   }
+  __device__ __forceinline__ uint16_t load_written(const uint16_t* pointer) {
+    uint16_t value;
+    asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(value) : "l"(pointer));
+    return value;
+  }
   __device__ __forceinline__ Quad load_written(const Quad* pointer) {
     Quad quad;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"

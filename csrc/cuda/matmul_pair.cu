@@ -4,7 +4,7 @@ namespace effinfer::cuda {
 
 // Two formats in a GLU are rare: tokens of all numbers share a kernel.
 void launch_pair(PairParams& params, Queue& queue) {
-  using Kernel = StreamPair<2>;
+  using Kernel = StreamPair<16>;
   StreamParams& stream = params.stream;
   const int tokens = std::min(stream.tokens, Kernel::kTokens);
   const bool in_boxes = has_bulk_copies(queue);

@@ -109,10 +109,10 @@ inline constexpr int kFewTokens = 4;
 // More than a tile: as many as 16 warps have registers for.
 template <ops::PackedFormat kFormat>
 bool launch_hopper(StreamParams& params, Queue& queue) {
-  constexpr int kMost = stream_has_tiles(kFormat, 4, 90) ? 4 : 2;
-  const int tokens = std::min(params.tokens, kMost * kTileTokens);
+  constexpr int kMost = (stream_has_tiles(kFormat, 4, 90) ? 4 : 2) * kTileTokens;
+  const int tokens = std::min(params.tokens, kMost);
   if (tokens <= 2 * kTileTokens) {
-    return launch_stream<StreamMatmul<kFormat, 2, 16>>(params, kMostSlots, tokens, queue);
+    return launch_stream<StreamMatmul<kFormat, 16, 16>>(params, kMostSlots, tokens, queue);
   }
   return launch_stream<StreamMatmul<kFormat, kMost, 16>>(params, kMostSlots, tokens, queue);
 }
@@ -124,12 +124,12 @@ bool launch_others(StreamParams& params, Queue& queue) {
   const int tokens = params.tokens;
   if constexpr (stream_has_tiles(kFormat, 2, 80)) {
     if (tokens > kTileTokens && tokens <= 2 * kTileTokens &&
-        launch_stream<StreamMatmul<kFormat, 2, 16>>(params, kMostSlots, tokens, queue)) {
+        launch_stream<StreamMatmul<kFormat, 16, 16>>(params, kMostSlots, tokens, queue)) {
       return true;
     }
   }
   for (int most = 4 * kTileTokens; most >= kTileTokens; most /= 2) {
-    using Kernel = StreamMatmul<kFormat, 4, 8, 2>;
+    using Kernel = StreamMatmul<kFormat, 32, 8, 2>;
     if (launch_stream<Kernel>(params, kMostSlots, std::min(tokens, most), queue)) return true;
   }
   return false;
@@ -142,8 +142,13 @@ void launch_format(StreamParams& params, Queue& queue) {
   for (const StreamPart& part : params.parts) slots = std::max(slots, 1 << part.slice_bits);
   const int tokens = params.tokens;
   if (tokens > kFewTokens) slots = kMostSlots;
+  if constexpr (kFormat.scales != ops::ScaleKind::dense) {  // which has nothing to scale
+    if (tokens == 1 && launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) {
+      return;
+    }
+  }
   if (tokens <= kTileTokens &&
-      launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) {
+      launch_stream<StreamMatmul<kFormat, kTileTokens, 16>>(params, slots, tokens, queue)) {
     return;
   }
   const bool is_hopper = has_bulk_copies(queue);

@@ -47,45 +47,25 @@ struct StreamShared {
   }
 };
 
-using StreamRow = float[kStreamRows];  // the sums of a token
-
-// Moves a warp's sums of its first tokens to shared memory.
-template <int kTiles, class Unit>
-EFFINFER_DEVICE void store_sums(Unit& unit, const StreamSums<kTiles>& sums, int tokens,
-                                StreamRow* to) {
-  const int g = unit.lane / 4;
-  const int t = unit.lane % 4;
-  EFFINFER_UNROLL
-  for (int tile = 0; tile < kTiles; ++tile) {
-    EFFINFER_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const float (&of)[2][4] = sums.values[tile];
-      const Quad four = {
-          {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
-      const int token = tile * kTileTokens + 2 * t + i;
-      if (token < tokens) *reinterpret_cast<Quad*>(&to[token][4 * g]) = four;
-    }
-  }
-}
-
 // A block has a slot for each slice of its units: a warp, or one of two rounds of one. How many it
 // has is said by the launch.
-template <ops::PackedFormat kFormat, int kTiles, int kMostWarps, int kRounds = 1>
+template <ops::PackedFormat kFormat, int kMostTokens, int kMostWarps, int kRounds = 1>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
   static constexpr int kThreads = kMostWarps * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr bool kWaitsItself = true;
   static constexpr bool kAdapts = true;
+  static constexpr int kTiles = tiles_of(kMostTokens);
   static constexpr int kReplacedOn = kRounds == 2                            ? 90
                                      : stream_has_tiles(kFormat, kTiles, 80) ? 0
                                                                              : 80;
-  static constexpr int kTokens = kTiles * kTileTokens;
+  static constexpr int kTokens = kMostTokens;
   static constexpr int kSlotRounds = kRounds;
   static_assert(kRounds == 1 || kRounds == 2);
   using Params = StreamParams;
   using Shared = StreamShared;
-  using Product = StreamProduct<kFormat, kTiles>;
+  using Product = StreamProduct<kFormat, kTokens>;
 
   static constexpr PieceLayout layout() { return piece_layout(kFormat); }
   static constexpr int warp_bytes(const FeedShape& shape, int tokens) {
@@ -167,7 +147,7 @@ struct StreamMatmul {
     const int slice = slot & ((1 << slice_bits) - 1);
     const int first = p.superblocks * slice >> slice_bits;
     const int last = p.superblocks * (slice + 1) >> slice_bits;
-    StreamSums<kTiles> sums = {};
+    typename Product::Sums sums = {};
     const StreamMemory memory = {shared.warp(p, slot / kRounds), shared.tokens(p, slice / kRounds),
                                  shared.warp(p, slice / kRounds) + kTeamBarriers,
                                  team_of(p, place, mine, slice)};
@@ -175,7 +155,7 @@ struct StreamMatmul {
     Product::run(unit, p, group, p.header_bytes, {place.first_token, place.num_tokens}, first, last,
                  memory, sums);
     memory.team.sync(unit);  // all have read their last place
-    store_sums(unit, sums, place.num_tokens, sums_of(p, shared, slot));
+    sums.store(unit, place.num_tokens, sums_of(p, shared, slot));
   }
 
   // Each unit of the block has a warp with this slice in this round, but where there is one slice

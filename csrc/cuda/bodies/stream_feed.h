@@ -30,6 +30,9 @@
 namespace effinfer::cuda {
 
 inline constexpr int kTileTokens = 8;  // columns of a product
+constexpr int tiles_of(int tokens) {
+  return (tokens + kTileTokens - 1) / kTileTokens;
+}
 inline constexpr int kMostPlaces = 5;
 
 // What is on its way at a time: `places`, of which one is multiplied, of 2^hold_bits pieces each.

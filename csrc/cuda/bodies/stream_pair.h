@@ -14,14 +14,14 @@ struct PairParams {
   int64_t header_bytes[2] = {};
 };
 
-template <int kTokenTiles>
+template <int kMostTokens>
 struct StreamPair {
   static constexpr const char* kName = "stream_pair";
   static constexpr int kThreads = kStreamWarps * kWarp;
   static constexpr int kMinBlocks = 1;
   static constexpr bool kAdapts = true;
-  static constexpr int kTiles = kTokenTiles;
-  static constexpr int kTokens = kTiles * kTileTokens;
+  static constexpr int kTokens = kMostTokens;
+  static constexpr int kTiles = tiles_of(kTokens);
   static constexpr int kHalf = kStreamWarps / 2;
   using Params = PairParams;
   using Shared = StreamShared;
@@ -60,11 +60,11 @@ struct StreamPair {
     StreamSums<kTiles> sums = {};
     if (unit.has_bulk_copies()) init_barriers(unit, own);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTiles>::run(unit, p.stream, group, p.header_bytes[half],
-                                          {first_token, count}, first, last, memory, sums);
+      StreamProduct<kFormat, kTokens>::run(unit, p.stream, group, p.header_bytes[half],
+                                           {first_token, count}, first, last, memory, sums);
     });
     unit.sync_warp();
-    store_sums(unit, sums, count, sums_in(own));
+    sums.store(unit, count, sums_in(own));
   }
 
   template <class Unit>

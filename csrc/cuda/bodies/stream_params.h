@@ -11,6 +11,7 @@ namespace effinfer::cuda {
 
 inline constexpr int kStreamWarps = 8;
 inline constexpr int kStreamRows = 32;
+using StreamRow = float[kStreamRows];  // a warp's sums of a token
 inline constexpr int kMostSliceBits = 4;
 inline constexpr int kMostSlots = 1 << kMostSliceBits;
 inline constexpr int kLeastSlots = 4;

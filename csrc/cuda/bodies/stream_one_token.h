@@ -1,0 +1,94 @@
+// What a lane of stream_matmul.h multiplies of one token. All columns of a product are that token,
+// so that the four lanes with the same rows have all of their products, and each of them scales and
+// adds those of one row: a quarter of the scales and an eighth of the additions of stream_tiles.h,
+// by the same operations.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/bodies/stream_feed.h"
+#include "cuda/bodies/stream_params.h"
+#include "cuda/bodies/stream_products.h"
+#include "cuda/bodies/stream_scales.h"
+
+namespace effinfer::cuda {
+
+// Of row `lane` of the warp.
+struct OneTokenSum {
+  float value;
+
+  template <class Unit>
+  EFFINFER_DEVICE void store(const Unit& unit, int, StreamRow* to) const {
+    to[0][unit.lane] = value;
+  }
+};
+
+template <ops::PackedFormat kFormat, class Tokens>
+class OneTokenMultiplier {
+ public:
+  using Sums = OneTokenSum;
+  using Header = HeaderRow<kFormat, 1>;
+  using Factors = HeaderFactors<kFormat, 1>;
+
+  // `group` is where the row group of the lane's half lies in a place, in bytes.
+  template <class Unit>
+  EFFINFER_DEVICE OneTokenMultiplier(Unit& unit, int group, const FeedSource&) {
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    lines_ = unit.kept(group + Weights::lines_at(t, g % 4));
+    high_ = unit.kept(group + Weights::high_at(g % 4));
+    scales_ = unit.kept(group + Scales::at(unit.lane));
+    tokens_ = unit.kept(t * 8);
+    ones_.template set<kFormat>(unit);
+  }
+
+  // Adds a superblock, of which weights and token lie in a place.
+  template <class Unit>
+  EFFINFER_DEVICE void add(Unit& unit, const uint8_t* group, const Factors& factors,
+                           const uint8_t* of_token, Sums& sum) const {
+    Weights weights;
+    weights.load(group + lines_, group + high_);
+    Scales scales;
+    scales.load(group + scales_);
+    const uint8_t* const token = of_token + tokens_;
+    EFFINFER_UNROLL
+    for (int block = 0; block < piece_layout(kFormat).steps / Products::kSteps; ++block) {
+      const Products of(unit, weights, block);
+      uint32_t b[Products::kSteps][2];
+      Products::load_tokens(token + block * Products::kSteps * Tokens::kStepBytes,
+                            Tokens::kStepBytes, b);
+      float activations[4];
+      Products::add_up(unit, ones_, b, activations);
+      float products[2][4];
+      EFFINFER_UNROLL
+      for (int pair = 0; pair < 2; ++pair) of.multiply(unit, pair, b, activations, products[pair]);
+      sum.value = fmaf(scales.scale(unit, factors, block, 0), own(unit.lane, products), sum.value);
+      if constexpr (kFormat.has_min) {
+        sum.value = fmaf(scales.minimum(unit, factors, block, 0), activations[0], sum.value);
+      }
+    }
+  }
+
+ private:
+  using Weights = WeightFragments<kFormat>;
+  using Scales = StreamScales<kFormat, 1>;
+  using Products = BlockProducts<kFormat>;
+
+  // That of row t of the lane's four.
+  EFFINFER_DEVICE static float own(int lane, const float (&products)[2][4]) {
+    const float (&second)[4] = products[1];
+    const float (&first)[4] = products[0];
+    const float even = (lane & 2) != 0 ? second[0] : first[0];
+    const float odd = (lane & 2) != 0 ? second[2] : first[2];
+    return (lane & 1) != 0 ? odd : even;
+  }
+
+  // Where the lane's share lies in a place, in bytes.
+  int lines_;
+  int high_;
+  int scales_;
+  int tokens_;
+  OffsetRow ones_;
+};
+
+}  // namespace effinfer::cuda

@@ -1,0 +1,144 @@
+// What a lane of stream_matmul.h multiplies of tiles of 8 tokens, the columns of a product: four
+// rows of two tokens of each.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/bodies/stream_feed.h"
+#include "cuda/bodies/stream_params.h"
+#include "cuda/bodies/stream_products.h"
+#include "cuda/bodies/stream_scales.h"
+
+namespace effinfer::cuda {
+
+// C fragments of a pair of rows (dequant.h) and a tile. Element i is token 2 t + i % 2 of the tile
+// and row 2 pair + i / 2 of the lane.
+template <int kTiles>
+struct StreamSums {
+  float values[kTiles][2][4];
+
+  // Those of the first tokens to shared memory.
+  template <class Unit>
+  EFFINFER_DEVICE void store(const Unit& unit, int tokens, StreamRow* to) const {
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const float (&of)[2][4] = values[tile];
+        const Quad four = {
+            {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
+        const int token = tile * kTileTokens + 2 * t + i;
+        if (token < tokens) *reinterpret_cast<Quad*>(&to[token][4 * g]) = four;
+      }
+    }
+  }
+};
+
+template <ops::PackedFormat kFormat, class Tokens, int kTiles>
+class TileMultiplier {
+ public:
+  using Sums = StreamSums<kTiles>;
+  using Header = HeaderRow<kFormat, 4>;
+  using Factors = HeaderFactors<kFormat, 4>;
+
+  // `group` is where the row group of the lane's half lies in a place, in bytes.
+  template <class Unit>
+  EFFINFER_DEVICE TileMultiplier(Unit& unit, int group, const FeedSource& source) {
+    const int g = unit.lane / 4;
+    const int t = unit.lane % 4;
+    lines_ = unit.kept(group + Weights::lines_at(t, g % 4));
+    high_ = unit.kept(group + Weights::high_at(g % 4));
+    if constexpr (!kDense) scales_ = unit.kept(group + Scales::at(unit.lane));
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (Tokens::kTileBytes != 0 && tile > 0) {
+        tokens_[tile] = tokens_[0] + tile * Tokens::kTileBytes;
+        continue;
+      }
+      // In place of a row that is none there is the last one, whose products nobody asks for.
+      const int last = Tokens::kTileBytes != 0 ? kTiles * kTileTokens - 1 : source.tokens.count - 1;
+      const int token = tile * kTileTokens + g;
+      tokens_[tile] = unit.kept(Tokens::at(source.shape, token < last ? token : last) + t * 8);
+    }
+    ones_.template set<kFormat>(unit);
+  }
+
+  // Adds a piece, of which weights and tokens lie in a place.
+  template <class Unit>
+  EFFINFER_DEVICE void add(Unit& unit, const uint8_t* group, const Factors& factors,
+                           const uint8_t* of_tokens, Sums& sums) const {
+    Weights weights;
+    weights.load(group + lines_, group + high_);
+    Scales scales;
+    if constexpr (!kDense) scales.load(group + scales_);
+    const uint8_t* tokens[kTiles];
+    EFFINFER_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) tokens[tile] = of_tokens + tokens_[tile];
+    EFFINFER_UNROLL
+    for (int block = 0; block < kPiece.steps / Products::kSteps; ++block) {
+      float scale[4];
+      float minimum[4];
+      if constexpr (!kDense) {
+        EFFINFER_UNROLL
+        for (int row = 0; row < 4; ++row) {
+          scale[row] = scales.scale(unit, factors, block, row);
+          if constexpr (kFormat.has_min) {
+            minimum[row] = scales.minimum(unit, factors, block, row);
+          }
+        }
+      }
+      const Products products(unit, weights, block);
+      EFFINFER_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const uint8_t* from = tokens[tile] + block * Products::kSteps * Tokens::kStepBytes;
+        add_block(unit, products, scale, minimum, from, sums.values[tile]);
+      }
+    }
+  }
+
+ private:
+  static constexpr PieceLayout kPiece = piece_layout(kFormat);
+  static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
+  using Weights = WeightFragments<kFormat>;
+  struct NoScales {};
+  using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat, 4>>;
+  using Products = BlockProducts<kFormat>;
+
+  template <class Unit>
+  EFFINFER_DEVICE void add_block(Unit& unit, const Products& of, const float (&scale)[4],
+                                 const float (&minimum)[4], const uint8_t* tokens,
+                                 float (&sums)[2][4]) const {
+    uint32_t b[Products::kSteps][2];
+    Products::load_tokens(tokens, Tokens::kStepBytes, b);
+    float activations[4];
+    Products::add_up(unit, ones_, b, activations);
+    EFFINFER_UNROLL
+    for (int pair = 0; pair < 2; ++pair) {
+      float products[4];
+      of.multiply(unit, pair, b, activations, products);
+      EFFINFER_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float& sum = sums[pair][i];
+        if constexpr (kDense) {
+          sum += products[i];
+        } else {
+          sum = fmaf(scale[2 * pair + i / 2], products[i], sum);
+          if constexpr (kFormat.has_min) {
+            sum = fmaf(minimum[2 * pair + i / 2], activations[i % 2], sum);
+          }
+        }
+      }
+    }
+  }
+
+  // Where the lane's share lies in a place, in bytes.
+  int lines_;
+  int high_;
+  int scales_;
+  int tokens_[kTiles];
+  OffsetRow ones_;
+};
+
+}  // namespace effinfer::cuda
