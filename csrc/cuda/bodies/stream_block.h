@@ -133,11 +133,11 @@ struct StreamMatmul {
             p.tokens - first < p.block_tokens ? p.tokens - first : p.block_tokens};
   }
 
-  // The rows of the lane's half of the warp: group 2 u + half of the part, or with GLU group u of
-  // part `half`. A second group that is none repeats the first, and nobody takes its sums.
-  EFFINFER_DEVICE static const uint8_t* group_of(const StreamPart& part, int unit, int lane) {
-    const bool is_second = lane >= kWarp / 2 && unit < part.full_units;
-    return part.weight.data + unit * part.unit_bytes + (is_second ? part.half_bytes : 0);
+  // Those of a unit: groups 2 u and 2 u + 1 of the part, or with GLU group u of both parts. Nobody
+  // takes the sums of a second one that is none.
+  EFFINFER_DEVICE static RowGroups groups_of(const StreamPart& part, int unit) {
+    return {part.weight.data + unit * part.unit_bytes,
+            unit < part.full_units ? part.half_bytes : 0};
   }
 
   template <class Unit>
@@ -151,9 +151,8 @@ struct StreamMatmul {
     const StreamMemory memory = {shared.warp(p, slot / kRounds), shared.tokens(p, slice / kRounds),
                                  shared.warp(p, slice / kRounds) + kTeamBarriers,
                                  team_of(p, place, mine, slice)};
-    const uint8_t* const group = group_of(*place.part, mine, unit.lane);
-    Product::run(unit, p, group, p.header_bytes, {place.first_token, place.num_tokens}, first, last,
-                 memory, sums);
+    Product::run(unit, p, groups_of(*place.part, mine), p.header_bytes,
+                 {place.first_token, place.num_tokens}, first, last, memory, sums);
     memory.team.sync(unit);  // all have read their last place
     sums.store(unit, place.num_tokens, sums_of(p, shared, slot));
   }

@@ -13,7 +13,8 @@ namespace effinfer::cuda {
 inline constexpr int kBulkPlaces = 2;
 static_assert(kTeamBarriers + kBulkPlaces * sizeof(Mbarrier) <= kBarrierBytes);
 
-// Of bulk copies, before the feed of a warp or of a team.
+// Of bulk copies, before the feed of a warp or of a team. The first lane asks for weights; others
+// meet it before they do anything with the barriers (start_tokens()).
 template <class Unit>
 EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory) {
   if (unit.lane == 0) {
@@ -23,7 +24,6 @@ EFFINFER_DEVICE void init_barriers(Unit& unit, uint8_t* memory) {
     }
   }
   unit.fence_async();
-  unit.sync_warp();
 }
 
 // Of up to 8 tokens a copy each: lane i of a warp has token i * size + rank of its team's.
@@ -85,8 +85,8 @@ class BulkBoxes : public TokenBoxes<kSteps, kTiles> {
   const TensorMap& map_;
 };
 
-// Bulk copies of whole places. The first lane of each half copies the weights of its row group,
-// which the warp's barrier hears of; those that have copied a place's tokens tell the team's, which
+// Bulk copies of whole places. The first lane copies the weights of both row groups, which
+// the warp's barrier hears of; those that have copied a place's tokens tell the team's, which
 // for one warp is the same.
 template <ops::PackedFormat kFormat, int kTiles>
 class BulkFeed : public Feed<kFormat> {
@@ -106,7 +106,7 @@ class BulkFeed : public Feed<kFormat> {
         tokens_full_(reinterpret_cast<Mbarrier*>(
             team_.is_one() ? this->memory_ : unit.kept_shared(source.team_barriers))),
         count_(unit.kept(cut_.places())),
-        from_(source.group) {}
+        groups_(source.groups) {}
 
   // Asks for weights of the first places, as many as there are.
   template <class Unit>
@@ -151,19 +151,19 @@ class BulkFeed : public Feed<kFormat> {
   EFFINFER_DEVICE int count() const { return count_; }
 
  private:
-  static constexpr int kHalf = kWarp / 2;
-
   template <class Unit>
   EFFINFER_DEVICE void fetch_weights(Unit& unit, const Tokens& tokens, int place,
                                      const PieceRun& run) {
-    if (unit.lane % kHalf != 0) return;
-    if (unit.lane == 0) {
-      const int of_all = 2 * Base::kGroupBytes + (team_.is_one() ? tokens.piece_bytes() : 0);
-      unit.barrier_arrive_expect(full_[place], run.count * of_all);
+    if (unit.lane != 0) return;
+    const int of_all = 2 * Base::kGroupBytes + (team_.is_one() ? tokens.piece_bytes() : 0);
+    unit.barrier_arrive_expect(full_[place], run.count * of_all);
+    const uint8_t* from = groups_.first + int64_t{run.first} * Base::kGroupBytes;
+    EFFINFER_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      unit.copy_bulk(this->weights_in(place, half), from, run.count * Base::kGroupBytes,
+                     full_[place]);
+      from += groups_.second;
     }
-    unit.copy_bulk(this->weights_in(place, unit.lane / kHalf),
-                   from_ + int64_t{run.first} * Base::kGroupBytes, run.count * Base::kGroupBytes,
-                   full_[place]);
   }
 
   template <class Unit>
@@ -177,8 +177,8 @@ class BulkFeed : public Feed<kFormat> {
   const Team& team_;
   Mbarrier* const full_;
   Mbarrier* const tokens_full_;
-  const int count_;            // of places
-  const uint8_t* const from_;  // the group of the lane's half
+  const int count_;  // of places
+  const RowGroups groups_;
 };
 
 }  // namespace effinfer::cuda

@@ -144,10 +144,18 @@ struct PieceCut {
   }
 };
 
-// What both feeds are made with: the row group of the lane's half of the warp, pieces of k, and the
+// The two of a warp, one for each half of its lanes.
+struct RowGroups {
+  const uint8_t* first;
+  int64_t second;  // behind it, in bytes; 0: is none, so that the first one comes twice
+
+  EFFINFER_DEVICE const uint8_t* of(int lane) const { return first + (lane < 16 ? 0 : second); }
+};
+
+// What both feeds are made with: row groups, from their first superblocks on, pieces of k, and the
 // memory of the warp and of its team.
 struct FeedSource {
-  const uint8_t* group;  // its first superblock
+  RowGroups groups;
   PieceCut cut;
   FeedShape shape;
   uint8_t* memory;

@@ -96,7 +96,8 @@ class LaneFeed : public Feed<kFormat> {
   EFFINFER_DEVICE LaneFeed(Unit& unit, const FeedSource& source, int token_place)
       : Base(unit, source, token_place),
         team_(source.team),
-        from_(source.group + int64_t{cut_.first} * Base::kGroupBytes + unit.lane % 16 * 16),
+        from_(source.groups.of(unit.lane) + int64_t{cut_.first} * Base::kGroupBytes +
+              unit.lane % 16 * 16),
         count_(cut_.places()),
         places_(unit.kept(source.shape.places)) {}
 

@@ -50,13 +50,12 @@ struct StreamProduct {
                                         TileMultiplier<kFormat, Tokens, kTiles>>;
   using Sums = std::conditional_t<kTokens == 1, OneTokenSum, StreamSums<kTiles>>;
 
-  // Adds superblocks [first, last) of two row groups to `sums`, times the tokens. `group` is that
-  // of the lane's half of the warp.
+  // Adds superblocks [first, last) of two row groups to `sums`, times the tokens.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const uint8_t* group,
+  EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const RowGroups& groups,
                                   int64_t header_bytes, const StreamTokens& x, int first, int last,
                                   const StreamMemory& memory, Sums& sums) {
-    const FeedSource source = {group + header_bytes,
+    const FeedSource source = {{groups.first + header_bytes, groups.second},
                                {first * kParts, last * kParts, p.feed.hold_bits},
                                p.feed,
                                memory.warp,
@@ -78,7 +77,8 @@ struct StreamProduct {
     using Tokens = typename Feed::Tokens;
     using Header = typename Multiplier<Tokens>::Header;
     if (source.cut.first >= source.cut.last) return;
-    const uint8_t* const header = source.group - header_bytes + Header::at(unit.lane);
+    const uint8_t* const header =
+        source.groups.of(unit.lane) - header_bytes + Header::at(unit.lane);
     Header next = {};
     next.load(unit, header, p.header_row_bytes, source.cut.first / kParts);
     Feed feed(unit, source, Tokens::place_bytes(p.feed, p.block_tokens));

@@ -53,14 +53,15 @@ struct StreamPair {
     const int first = p.stream.superblocks * slice >> slice_bits;
     const int last = p.stream.superblocks * (slice + 1) >> slice_bits;
     const MatmulWeight& weight = p.stream.parts[half].weight;
-    const uint8_t* const group = row_group(weight, 2 * index + unit.lane / (kWarp / 2));
+    const uint8_t* const group = row_group(weight, 2 * index);
+    const RowGroups groups = {group, row_group(weight, 2 * index + 1) - group};
     // Formats may differ in their places, so that each warp has tokens of its own.
     uint8_t* const own = shared.warp(p.stream, unit.warp);
     const StreamMemory memory = {own, shared.tokens(p.stream, unit.warp), own, {0, 1, 0}};
     StreamSums<kTiles> sums = {};
     if (unit.has_bulk_copies()) init_barriers(unit, own);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTokens>::run(unit, p.stream, group, p.header_bytes[half],
+      StreamProduct<kFormat, kTokens>::run(unit, p.stream, groups, p.header_bytes[half],
                                            {first_token, count}, first, last, memory, sums);
     });
     unit.sync_warp();
