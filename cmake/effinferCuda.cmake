@@ -31,6 +31,26 @@ function(effinfer_cuda_launcher out)
   set(${out} ${launcher} PARENT_SCOPE)
 endfunction()
 
+# A bit for each first number of compute capabilities whose kernels wait for the kernel before, so that
+# they may begin early. PTX below 9.0 has no instruction for it: GPUs that run that must not.
+function(effinfer_cuda_waiting out)
+  set(waiting 0)
+  foreach(arch IN LISTS EFFINFER_CUDA_ARCHITECTURES)
+    set(first 9)
+    set(last 15) # native, all, ...: for the GPU that there is, or from 9.0 on
+    if(arch MATCHES "^([0-9]+)[0-9]([af]?)(-real|-virtual)?$")
+      set(first ${CMAKE_MATCH_1})
+      if(CMAKE_MATCH_2 OR CMAKE_MATCH_3 STREQUAL "-real")
+        set(last ${first}) # without PTX for later ones
+      endif()
+    endif()
+    if(first GREATER_EQUAL 9)
+      math(EXPR waiting "${waiting} | ((1 << (${last} + 1)) - (1 << ${first}))")
+    endif()
+  endforeach()
+  set(${out} ${waiting} PARENT_SCOPE)
+endfunction()
+
 # Files of csrc/cuda that are compiled together, for GPUs and for the emulator, where CMake can (3.31).
 # Most of the time of a file with small kernels is that of headers, for GPUs once for each
 # architecture and twice for the host; and kernels that are alike compress better together.
@@ -88,6 +108,9 @@ else()
   if(EFFINFER_CUDA_ARCHITECTURES MATCHES "90a")
     set(hopper 1)
   endif()
+  effinfer_cuda_waiting(waiting)
+  set_source_files_properties(csrc/cuda/backend.cpp PROPERTIES
+    COMPILE_DEFINITIONS EFFINFER_CUDA_WAITING=${waiting})
   target_compile_definitions(effinfer_cuda PRIVATE EFFINFER_CUDA_HOPPER=${hopper})
   # For tools/check_sass.py.
   file(GENERATE OUTPUT cuda_objects.txt CONTENT "$<JOIN:$<TARGET_OBJECTS:effinfer_cuda>,\n>\n")

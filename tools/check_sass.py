@@ -26,6 +26,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sass_budgets import BUDGETS, FORBIDDEN, PINNED, STACK_ELSEWHERE, Budget
+from sass_wgmma import code_with_products, find_touches
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "csrc" / "cuda"
@@ -52,6 +53,7 @@ class Kernel:
     stack: int = 0
     spills: int = 0
     opcodes: Counter[str] | None = field(default=None, repr=False)  # how often each occurs
+    touches: tuple[str, ...] = field(default=(), repr=False)  # of wgmma under way
 
     def blocks(self) -> int:
         """How many of its blocks a multiprocessor holds at once."""
@@ -188,7 +190,9 @@ def count_opcode(opcodes: Counter[str], wanted: str) -> int:
 
 
 def kernels_of(
-    usages: Iterable[RawUsage], opcodes: dict[tuple[str, str], Counter[str]] | None
+    usages: Iterable[RawUsage],
+    opcodes: dict[tuple[str, str], Counter[str]] | None,
+    touches: dict[tuple[str, str], list[str]] | None = None,
 ) -> list[Kernel]:
     usages = list(usages)
     names = demangle(name for _, name, _ in usages)
@@ -209,6 +213,7 @@ def kernels_of(
                 opcodes=None
                 if opcodes is None
                 else opcodes.get((arch.rstrip("f"), mangled), Counter()),
+                touches=tuple((touches or {}).get((arch, mangled), ())),
             )
         )
     return kernels
@@ -257,6 +262,7 @@ def check_kernel(kernel: Kernel, budget: Budget) -> list[str]:
             if not has_opcode(kernel.opcodes, opcode)
         ]
         problems += check_waits(kernel.opcodes, budget)
+    problems += [f"while wgmma has its registers: {touch}" for touch in kernel.touches]
     return [f"{kernel.name} ({kernel.arch}): {problem}" for problem in problems]
 
 
@@ -314,15 +320,21 @@ def read_objects(objects: list[Path], cuobjdump: str) -> list[Kernel]:
         env = {**os.environ, "PATH": path}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
-    def read(file: Path) -> tuple[list[RawUsage], dict[tuple[str, str], Counter[str]]]:
-        usage = parse_usage(dump("--dump-resource-usage", file))
-        return usage, parse_sass(dump("-sass", file).splitlines()) if disassembler else {}
+    usages: list[RawUsage] = []
+    opcodes: dict[tuple[str, str], Counter[str]] = {}
+    touches: dict[tuple[str, str], list[str]] = {}
+
+    def read(file: Path) -> None:
+        usages.extend(parse_usage(dump("--dump-resource-usage", file)))
+        if disassembler:
+            lines = dump("-sass", file).splitlines()
+            opcodes.update(parse_sass(lines))
+            for key, code in code_with_products(lines).items():
+                touches[key] = find_touches(code)
 
     with ThreadPoolExecutor(2) as pool:
-        read_ones = list(pool.map(read, objects))
-    usages = [usage for one, _ in read_ones for usage in one]
-    opcodes = {key: value for _, one in read_ones for key, value in one.items()}
-    return kernels_of(usages, opcodes if disassembler else None)
+        list(pool.map(read, objects))
+    return kernels_of(usages, opcodes if disassembler else None, touches)
 
 
 def compile_once_more(nvcc: str) -> list[Kernel]:

@@ -153,7 +153,7 @@ class StreamQueue final : public Queue {
     int major = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
           "cudaDeviceGetAttribute");
-    starts_early_ = major >= 9;
+    starts_early_ = (EFFINFER_CUDA_WAITING >> major & 1) != 0;
   }
   StreamQueue(int index, cudaStream_t stream)
       : index_(index), handle_(std::make_shared<Stream>(stream, false)), stream_(stream) {}

@@ -17,7 +17,8 @@ void check(cudaError_t status, const char* what);
 
 // Of a queue that the CUDA backend made.
 cudaStream_t stream_of(const Queue& queue);
-// Whether its device can start a kernel's blocks before the kernel before has ended.
+// Whether its device can start a kernel's blocks before the kernel before has ended, and runs
+// kernels that wait for it: PTX of 8.0 cannot.
 bool starts_early(const Queue& queue);
 
 // Makes a device the thread's own for as long as it lives: who embeds effinfer has one too.

@@ -39,7 +39,7 @@ struct Result {
   std::vector<float> out;
   std::vector<RowStatus> statuses;
   // Of rows that blocks share: what became of each, and of its list.
-  std::vector<cuda::RowState> states;
+  std::vector<cuda::SplitState> states;
 };
 
 inline ops::RowSamplingProblem problem_of(const Rows& rows, const Filters& filters,
@@ -103,7 +103,7 @@ inline Result on_gpu(const Rows& rows, const Filters& filters, RowResult result,
     got.undecided = undecided.values();
     const std::vector<uint8_t> words = scratch.values();
     for (int64_t at = 0; split == Split::parts && at < std::ssize(words); at += bytes) {
-      std::memcpy(&got.states.emplace_back(), words.data() + at, sizeof(cuda::RowState));
+      std::memcpy(&got.states.emplace_back(), words.data() + at, sizeof(cuda::SplitState));
     }
   } else {
     got.out = out.values();

@@ -22,6 +22,7 @@
 #include <initializer_list>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -61,7 +62,11 @@ class Unit {
     require(mask >= 0 && mask < kWarp, "shfl_xor", "expected a mask from 0 to 31");
     return shuffled(value, lane ^ mask, "shfl_xor", where);
   }
-  uint32_t same(uint32_t value, Where where = Where::current()) { return shfl(value, 0, where); }
+  uint32_t same(uint32_t value, Where where = Where::current()) {
+    const uint32_t first = shfl(value, 0, where);
+    require(first == value, "same", "expected a number that all of the warp have");
+    return first;
+  }
   uint32_t ballot(bool value, Where where = Where::current());
 
   void copy_async(void* to, const void* from, bool valid = true);
@@ -306,6 +311,11 @@ Grid grid_of(const typename Kernel::Params& params, int64_t blocks,
   const auto* bytes = reinterpret_cast<const char*>(&params);
   int min_blocks = 0;
   if constexpr (requires { Kernel::kMinBlocks; }) min_blocks = Kernel::kMinBlocks;
+  if (threads <= 0 || threads > Kernel::kThreads || threads % kWarp != 0) {
+    throw std::logic_error("[" + std::string(Kernel::kName) + "] expected whole warps, at most " +
+                           std::to_string(Kernel::kThreads) + " threads, got " +
+                           std::to_string(threads));
+  }
   int arch_asked = required_arch<Kernel>();
   if constexpr (requires { Kernel::kAdapts; }) arch_asked = arch();
   return {Kernel::kName,

@@ -4,7 +4,9 @@
 // two accesses of different threads to a byte of which one writes are ordered if the block, or the
 // warp of both, has passed a barrier between them. Of blocks: see host_unit.h.
 //
-// A launch with a race throws std::logic_error at the next barrier.
+// Accesses that are not aligned as their type says are told of, too: a GPU has none.
+//
+// A launch with either throws std::logic_error at the next barrier.
 //
 // Never built with -fsanitize=thread itself.
 #include <dlfcn.h>
@@ -130,6 +132,12 @@ class Detector final : public Observer {
   bool has_complaint() const override { return !complaint_.empty(); }
   std::string complaint() const override { return complaint_; }
 
+  // A place is at no multiple of its type's alignment.
+  void refuse_place(const Progress& thread, size_t alignment, void* caller) {
+    if (!complaint_.empty()) return;
+    complaint_ = "thread " + std::to_string(thread.thread) + " takes what is no multiple of " +
+                 std::to_string(alignment) + " for an address (" + place_of(caller) + ")";
+  }
   // Of global memory: that nothing was written there that the thread has yet to wait for.
   void require_inputs(const Progress& thread, const void* place, size_t bytes, bool writes,
                       void* caller) {
@@ -398,14 +406,28 @@ template <bool kWrites>
     tell_outside<kWrites>(place, bytes, caller);
 }
 
+// Of types whose alignment are so many bytes, or 8 of those that are twice as many.
+template <bool kWrites>
+[[gnu::always_inline]] inline void tell_aligned(const void* place, size_t bytes, void* caller) {
+  if (running.detector == nullptr) [[likely]]
+    return;
+  const size_t alignment = std::min(bytes, size_t{8});
+  if ((reinterpret_cast<uintptr_t>(place) & (alignment - 1)) != 0) [[unlikely]]
+    running.detector->refuse_place(*running.thread, alignment, caller);
+  tell_outside<kWrites>(place, bytes, caller);
+}
+
 }  // namespace
 
 }  // namespace effinfer::cuda::host
 
 // What code that is built with -fsanitize=thread calls.
-#define EFFINFER_ACCESS(name, bytes, writes)                                       \
-  void __tsan_##name(void* place) {                                                \
-    effinfer::cuda::host::tell<writes>(place, bytes, __builtin_return_address(0)); \
+#define EFFINFER_ACCESS(name, bytes, writes)                                               \
+  void __tsan_##name(void* place) {                                                        \
+    effinfer::cuda::host::tell_aligned<writes>(place, bytes, __builtin_return_address(0)); \
+  }                                                                                        \
+  void __tsan_unaligned_##name(void* place) {                                              \
+    effinfer::cuda::host::tell<writes>(place, bytes, __builtin_return_address(0));         \
   }
 #define EFFINFER_ATOMICS(bits, Number)                                                      \
   Number __tsan_atomic##bits##_load(const volatile void* from, int) {                       \
@@ -450,14 +472,6 @@ EFFINFER_ACCESS(write2, 2, true)
 EFFINFER_ACCESS(write4, 4, true)
 EFFINFER_ACCESS(write8, 8, true)
 EFFINFER_ACCESS(write16, 16, true)
-EFFINFER_ACCESS(unaligned_read2, 2, false)
-EFFINFER_ACCESS(unaligned_read4, 4, false)
-EFFINFER_ACCESS(unaligned_read8, 8, false)
-EFFINFER_ACCESS(unaligned_read16, 16, false)
-EFFINFER_ACCESS(unaligned_write2, 2, true)
-EFFINFER_ACCESS(unaligned_write4, 4, true)
-EFFINFER_ACCESS(unaligned_write8, 8, true)
-EFFINFER_ACCESS(unaligned_write16, 16, true)
 void __tsan_read_range(void* place, unsigned long bytes) {
   effinfer::cuda::host::tell<false>(place, bytes, __builtin_return_address(0));
 }

@@ -331,6 +331,8 @@ TEST("collectives that not all threads reach") {
   expect_refusal("16 of 32 wait in shfl_xor at", [](auto& unit, auto&) {
     if (unit.lane < 16) unit.shfl_xor(1, 1);
   });
+  expect_refusal("same: expected a number that all of the warp have",
+                 [](auto& unit, auto&) { unit.same(static_cast<uint32_t>(unit.lane / 16)); });
   // Threads of a warp in different collectives, or in the same one from two lines.
   expect_refusal("divergence", [](auto& unit, auto&) {
     if (unit.lane < 16) {

@@ -39,7 +39,7 @@ TEST("where a filter of a long row ends is known from few values") {
         if (source == RowSource::weights && which.filters.temperature != 1.0f) continue;
         if (!kEveryValue && random() % 4 != 0) continue;
         const Result gpu = on_gpu(rows, which.filters, RowResult::sample, random(), Split::parts);
-        const cuda::RowState state = gpu.states.at(0);
+        const cuda::SplitState state = gpu.states.at(0);
         CHECK(state.plan == which.plan);
         const bool has_list = which.plan == RowPlan::few || which.plan == RowPlan::share;
         CHECK_EQ(state.listed > 0 && state.listed <= 1000, has_list);

@@ -175,6 +175,71 @@ TEST("copy_tile, as it lies and with each swizzle, and beyond the ends") {
   check_tile<8, 32>(Swizzle::none, 2, -8);
 }
 
+// Each lane copies a box of two rows and a run of bytes of its own. They may all be there before
+// another copy is, which is waited for, and are announced behind that: no phase ends until then.
+struct LaneCopies {
+  static constexpr int kThreads = 32;
+  static constexpr int kRows = 2;
+  static constexpr int kCols = 64;
+  struct Shared {
+    alignas(128) uint32_t boxes[32][kRows * kCols / 2];
+    alignas(16) uint32_t runs[32][12];
+    alignas(16) uint32_t another[64];
+    Mbarrier full;
+    Mbarrier other;
+  };
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared& shared) {
+    if (unit.lane == 0) {
+      unit.barrier_init(shared.full, 1);
+      unit.barrier_init(shared.other, 1);
+    }
+    unit.fence_async();
+    unit.sync_warp();
+    for (int phase = 0; phase < 2; ++phase) {
+      const int lane = unit.lane ^ phase;
+      unit.copy_tile(shared.boxes[unit.lane], p.map, lane % 2 * kCols, lane * kRows, shared.full);
+      unit.copy_bulk(shared.runs[unit.lane], p.in + lane * 12, 48, shared.full);
+      if (unit.lane == 0) {
+        unit.barrier_arrive_expect(shared.other, sizeof shared.another);
+        unit.copy_bulk(shared.another, p.in, sizeof shared.another, shared.other);
+      }
+      unit.barrier_wait(shared.other, phase);
+      if (unit.lane == 0) {
+        unit.barrier_arrive_expect(shared.full, sizeof shared.boxes + sizeof shared.runs);
+      }
+      unit.barrier_wait(shared.full, phase);
+      for (int i = 0; i < kRows * kCols / 2; ++i) {
+        uint32_t* const out = p.out + phase * 32 * kRows * kCols / 2;
+        out[i * 32 + unit.lane] = shared.boxes[unit.lane][i] + shared.runs[unit.lane][i % 12];
+      }
+      unit.sync_warp();  // all have read what comes over it
+    }
+  }
+};
+
+TEST("copies of all lanes, and before they are announced") {
+  const OnHopper machine;
+  constexpr int kRows = LaneCopies::kRows;
+  constexpr int kWords = LaneCopies::kCols / 2;  // of a box's row, of two of the matrix
+  const auto in = random_words(32 * kRows * 2 * kWords);
+  const TileSource source{nullptr, 32 * kRows, 4 * kWords,   8 * kWords,
+                          kRows,   2 * kWords, Swizzle::none};
+  constexpr size_t kOut = 32 * kRows * kWords;
+  const auto out = words_of<HopperKernel<LaneCopies>>(in, 2 * kOut, 1, &source);
+  for (int phase = 0; phase < 2; ++phase) {
+    for (int i = 0; i < kRows * kWords; ++i) {
+      for (int own = 0; own < 32; ++own) {
+        const int lane = own ^ phase;
+        const int row = lane * kRows + i / kWords;
+        const auto at = static_cast<size_t>(row * 2 * kWords + lane % 2 * kWords + i % kWords);
+        CHECK_EQ(out[static_cast<size_t>(phase) * kOut + static_cast<size_t>(i * 32 + own)],
+                 in[at] + in[static_cast<size_t>(lane * 12 + i % 12)]);
+      }
+    }
+  }
+}
+
 // --- wgmma
 
 // Where number (row, k) of a tile of up to 256 rows and 16 k lies, in numbers, by the figures of

@@ -218,6 +218,54 @@ def test_wgmma_is_not_waited_for_product_by_product(sass):
     assert "no number in its row" in sass.check([kernel(sass, opcodes=code)], (silent,))[0]
 
 
+# Scores by operands in registers, while the sums of values before them are under way.
+WGMMA = f"""
+	code for sm_90a
+		Function : {STREAM}
+        /*0000*/                   LDS.64 R12, [R2] ;
+        /*0010*/                   WARPGROUP.ARRIVE ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ;
+        /*0040*/                   FADD R3, R56, R4 ;
+        /*0050*/                   HGMMA.64x64x16.F32.BF16 R56, R12, gdesc[UR8], R56, gsb0 ;
+        /*0060*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0070*/                   FADD R24, R24, R4 ;
+        /*0080*/               @P0 BRA 0xa0 ;
+        /*0090*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*00a0*/                   IMAD.MOV.U32 R5, RZ, RZ, R15 ;
+        /*00b0*/              @!P1 BRA 0x0 ;
+        /*00c0*/                   EXIT ;
+"""
+
+
+def test_what_touches_registers_of_products_that_are_under_way(sass):
+    ((key, code),) = sass.code_with_products(WGMMA.splitlines()).items()
+    assert key == ("sm_90a", STREAM)
+    # The operand is loaded anew where the branch has left out the wait, and the sums are added to.
+    again = ["0x0 LDS.64 R12, [R2]", "0x40 FADD R3, R56, R4"]
+    assert sass.find_touches(code) == again
+    without_branch = [line for line in code if "0xa0" not in line[1]]
+    assert sass.find_touches(without_branch) == []
+    # Of two groups the older one is waited for, of products that are one there is but one.
+    assert "0x70 FADD R24, R24, R4" not in again
+    one = [(address, text.replace("R24, gsb0", "R24")) for address, text in without_branch]
+    assert "0x70 FADD R24, R24, R4" in sass.find_touches(one)
+    # What reads an operand changes nothing; what is stored is as wide as the store.
+    for text, touches in (
+        ("SHFL.BFLY PT, R13, R4, 0x1, 0x1f", True),
+        ("STS.128 [R4], R12", False),
+        ("STS.128 [R4], R22", True),
+        ("STS.64 [R4], R22", False),
+        ("ISETP.NE.AND P0, PT, R14, RZ, PT", False),
+        ("IMAD.WIDE.U32 R4, R2, 0x4, R23", True),
+    ):
+        behind = [*without_branch[:6], (0x58, text), *without_branch[6:]]
+        assert bool(sass.find_touches(behind)) is touches, text
+    budget = sass.Budget("AddKernel", 32, 8)
+    (problem,) = sass.check([kernel(sass, touches=("0x0 LDS",))], (budget,))
+    assert "while wgmma has its registers: 0x0 LDS" in problem
+
+
 def test_other_architectures_may_take_more_registers_and_some_bytes_of_stack(sass):
     budget = sass.Budget("AddKernel", 32, 8, opcodes=("HMMA",))
     more = {"registers": 40, "spills": 16, "opcodes": {"HMMA", "STL"}}

@@ -136,7 +136,7 @@ struct RowRanges {
     const float least = RowList::bound_of_head(block, row.maxima(), row.parts * SplitRow::kGroups,
                                                top_k, top_k + top_k / 4 + 16);
     if (unit.thread != 0) return;
-    RowState& state = row.state();
+    SplitState& state = row.state();
     state.low = least;
     state.plan = RowPlan::few;
   }
@@ -198,7 +198,7 @@ struct RowRanges {
     unit.sync();
     const bool found = shared.first >= 0 && shared.last >= 0 && shared.highest >= 0;
     if (unit.thread != 0 || !found) return;
-    RowState& state = row.state();
+    SplitState& state = row.state();
     state.low = bins.lower(rule, shared.last);
     state.high = bins.upper(rule, shared.first);
     state.plan =

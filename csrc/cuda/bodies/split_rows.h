@@ -26,7 +26,7 @@ struct SplitParams {
   bool vectored;  // rows of x
 };
 
-struct RowState {
+struct SplitState {
   RowPlan plan;
   float low;  // of the range
   float high;
@@ -64,7 +64,7 @@ struct ValueExtent {
   float lowest;
 };
 
-static_assert(sizeof(RowState) <= ops::SamplingScratch::kStateBytes);
+static_assert(sizeof(SplitState) <= ops::SamplingScratch::kStateBytes);
 static_assert(sizeof(ValueExtent) == ops::SamplingScratch::kExtentBytes);
 static_assert(sizeof(WarpSums) == ops::SamplingScratch::kWarpBytes);
 static_assert(kRowWarps == ops::SamplingScratch::kWarps);
@@ -98,7 +98,7 @@ class SplitRow {
   int64_t row;
   int part;
 
-  EFFINFER_DEVICE RowState& state() const { return *reinterpret_cast<RowState*>(scratch_); }
+  EFFINFER_DEVICE SplitState& state() const { return *reinterpret_cast<SplitState*>(scratch_); }
   EFFINFER_DEVICE uint64_t* bins() const {
     return reinterpret_cast<uint64_t*>(scratch_ + Scratch::kStateBytes);
   }
