@@ -37,6 +37,7 @@ NOT_HOPPER = "sm_[!9]*"
 # Weights and activations without a detour through registers, products on the tensor cores.
 STREAM = ("LDGSTS.128", "HMMA")
 BULK_STREAM = ("UBLKCP", "SYNCS", "HMMA")
+AHEAD_STREAM = (*BULK_STREAM, "UBLKPF")  # of the next weights
 BOX_STREAM = (*BULK_STREAM, "UTMALDG")
 TERNARY = ("LDGSTS.128", "IMMA")
 BULK_TERNARY = ("UBLKCP", "SYNCS", "IMMA")
@@ -62,7 +63,7 @@ ROWS = ("LDG.E.128", "STG.E.128")
 BUDGETS = (
     # Arguments: format (bits 0 to 3: u4, u5, u6, u8; 4: f16, 5: bf16), most tokens, most
     # warps, rounds. Their shared memory is the launch's.
-    Budget("StreamMatmul<PackedFormat{*}, [18], 16, 1>", 128, 1, 128, STREAM, BULK_STREAM),
+    Budget("StreamMatmul<PackedFormat{*}, [18], 16, 1>", 128, 1, 128, STREAM, AHEAD_STREAM),
     Budget("StreamMatmul<PackedFormat{*[!4]}, 16, 16, 1>", 128, 1, 128, STREAM, BOX_STREAM),
     # Q3_K, for which 8.0 has too few registers.
     Budget("StreamMatmul<PackedFormat{*4}, 16, 16, 1>", 128, 1, 128, BOX_STREAM, arch="sm_90a"),

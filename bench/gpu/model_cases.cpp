@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "bench/gpu/measure.h"
@@ -228,6 +229,29 @@ void may_be_repeated() {
        cuda_backend()->arch(0)});
 }
 
+// Of the second cache, in percent: what a matmul behind attention asks for of the next weights in
+// place of what the compiler says.
+std::optional<int> asked_ahead;
+
+void may_ask_for_another_share() {
+  ops::ensure_registered();
+  ops::mutable_table<ops::MatmulProblem>().add(
+      {"matmul.another_share", Isa::portable,
+       [](const ops::MatmulProblem& problem) {
+         return asked_ahead && problem.next.num_parts > 0 ? nullptr : "asks for what it should";
+       },
+       nullptr, nullptr, DeviceKind::cuda,
+       [](const ops::MatmulProblem& problem, Queue& queue) {
+         const std::optional<int> percent = std::exchange(asked_ahead, {});
+         const Target target = current_target(kGpu);
+         ops::MatmulProblem own = problem;
+         own.next.bytes = target.l2_bytes * percent.value_or(0) / 100;
+         ops::table<ops::MatmulProblem>().select(own, target).launch(own, queue);
+         asked_ahead = percent;
+       },
+       cuda_backend()->arch(0)});
+}
+
 constexpr char kNorm[] = "norm", kRope[] = "rope", kAttention[] = "attention";
 
 }  // namespace
@@ -248,11 +272,13 @@ int bench_model(Options& options, const Settings& settings, effinfer::Queue&) {
 }
 
 // Kernels overlap in a recorded step, so that what one of them takes alone says little: what an
-// operator costs there is how much longer a token takes when each of its launches comes twice.
+// operator costs there is how much longer a token takes when each of its launches comes twice. Then
+// what it gains that weights are asked for while attention runs (ops::NextWeights).
 int bench_step(Options& options, const Settings& settings, effinfer::Queue&) {
   may_be_repeated<ops::RmsNormProblem, kNorm>();
   may_be_repeated<ops::RopeAppendProblem, kRope>();
   may_be_repeated<ops::AttentionProblem, kAttention>();
+  may_ask_for_another_share();
   const ModelShape shape = shape_of(options, "--step-model");
   int64_t bytes = 0;
   const std::shared_ptr<const Model> model = random_model(shape, bytes);
@@ -264,7 +290,15 @@ int bench_step(Options& options, const Settings& settings, effinfer::Queue&) {
     print_row(members_of("step", what, shape), summary(times.each), 0, 0);
   }
   repeated.clear();
-  return static_cast<int>(std::size(ops));
+  const int shares[] = {0, 10, 20, 50};
+  for (const int percent : shares) {
+    asked_ahead = percent;
+    const Times times = generate(model, options, settings);
+    const std::string what = "a token, " + std::to_string(percent) + " % of L2 asked for ahead";
+    print_row(members_of("step", what, shape), summary(times.each), 0, 0);
+  }
+  asked_ahead.reset();
+  return static_cast<int>(std::size(ops) + std::size(shares));
 }
 
 }  // namespace bench

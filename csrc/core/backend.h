@@ -33,6 +33,8 @@ class Backend {
   virtual int arch(int index) const = 0;
   // Memory that the threads of a block may share.
   virtual int64_t shared_bytes(int index) const = 0;
+  // Its second cache.
+  virtual int64_t l2_bytes(int index) const = 0;
   virtual const Memory& memory(int index) const = 0;
   // The host's memory from where and to where copies are fastest. Throws OutOfMemory.
   virtual std::shared_ptr<std::byte> pinned(int index, size_t bytes) const = 0;

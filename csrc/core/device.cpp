@@ -236,7 +236,8 @@ void set_isa(Isa isa) {
 Target current_target(Device device) {
   if (device.kind == DeviceKind::cpu) return {device, current_isa()};
   const Backend& cuda = *cuda_backend();
-  return {device, current_isa(), cuda.arch(device.index), cuda.shared_bytes(device.index)};
+  const int index = device.index;
+  return {device, current_isa(), cuda.arch(index), cuda.shared_bytes(index), cuda.l2_bytes(index)};
 }
 
 std::vector<Isa> available_isas() {

@@ -296,6 +296,7 @@ class RuntimeBackend final : public Backend {
   int64_t shared_bytes(int index) const override {
     return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   }
+  int64_t l2_bytes(int index) const override { return attribute(cudaDevAttrL2CacheSize, index); }
   const Memory& memory(int index) const override { return *memories_[static_cast<size_t>(index)]; }
   std::shared_ptr<std::byte> pinned(int index, size_t bytes) const override {
     const CurrentDevice current({DeviceKind::cuda, index});

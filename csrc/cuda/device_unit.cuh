@@ -179,6 +179,24 @@ class DeviceUnit {
     return {words.x, words.y, words.z, words.w};
   }
 
+  // By one instruction, or a line of the cache a lane.
+  __device__ __forceinline__ void prefetch(const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+      asm volatile(
+          "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+          "r"(bytes));
+    }
+#else
+    constexpr int kLine = 128;
+    const size_t first = __cvta_generic_to_global(from);
+    EFFINFER_NO_UNROLL
+    for (int at = lane * kLine; at < bytes; at += kWarp * kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(first + at));
+    }
+#endif
+  }
+
   template <class T>
   __device__ __forceinline__ T atomic_add(T* pointer, T value) {
     return atomicAdd(pointer, value);

@@ -156,6 +156,9 @@ void multiply_streamed(const MatmulProblem& problem, const Takes& takes, Queue& 
     }
     part.slice_bits = stream_slice_bits(part.units, params.superblocks);
   }
+  if (takes[0]) {  // of several launches one
+    params.next = stream_next(problem.next, params.parts[0].units << params.parts[0].slice_bits);
+  }
   params.header_bytes = ops::header_bytes(format, problem.x.cols);
   switch (format.bits) {
     case ops::QuantBits::u4:

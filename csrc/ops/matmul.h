@@ -31,6 +31,15 @@ struct MatmulPart {
   int64_t out_stride = 0;           // floats between rows of out and of residual
 };
 
+// The weights of the matmul that runs next. A GPU may ask for some of them, `bytes` at most, while
+// this matmul still waits for its operand, so that they then come from its second cache; CPUs do
+// not look at them.
+struct NextWeights {
+  int num_parts = 0;  // 0: none
+  PackedWeight parts[kMaxMatmulParts];
+  int64_t bytes = 0;
+};
+
 struct MatmulProblem {
   Operand x;
   int num_parts = 0;
@@ -46,6 +55,7 @@ struct MatmulProblem {
   // cleared, and nothing to `out`, when `top` is set.
   TopList* top = nullptr;
   int32_t top_k = 0;
+  NextWeights next;
 };
 
 // One row times the smallest matrix that all kernels of an arithmetic take, without data.

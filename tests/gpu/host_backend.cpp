@@ -85,6 +85,16 @@ class Mappings {
     work();
     for (const auto& bytes : all) protect(bytes, PROT_NONE);
   }
+  // Whether all of these bytes are one's.
+  bool contains(const void* first, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto after = allocations_.upper_bound(first);
+    if (after == allocations_.begin()) return false;
+    const auto& [base, allocation] = *std::prev(after);
+    const auto at = static_cast<size_t>(static_cast<const std::byte*>(first) -
+                                        static_cast<const std::byte*>(base));
+    return at >= allocation.offset && at + bytes <= allocation.offset + allocation.bytes;
+  }
   // While they are open: throws std::logic_error if somebody wrote around one.
   void check() {
     const std::lock_guard lock(mutex_);
@@ -395,6 +405,7 @@ class HostBackend final : public Backend {
   std::string model_name(int) const override { return "emulated GPU"; }
   int arch(int) const override { return host::arch(); }
   int64_t shared_bytes(int) const override { return host::shared_bytes(); }
+  int64_t l2_bytes(int) const override { return 50 << 20; }
   const Memory& memory(int) const override {
     static const PlainMemory memory;
     return memory;
@@ -429,6 +440,10 @@ void set_seed(uint64_t seed) {
 void set_memory(const MemoryFacts& facts) {
   memory_bytes = facts.bytes;
   memory_rate = facts.copy_rate;
+}
+
+bool is_allocated(const void* first, size_t bytes) {
+  return mappings().contains(first, bytes);
 }
 
 int64_t num_replays() {

@@ -17,6 +17,9 @@ struct MemoryFacts {
 };
 void set_memory(const MemoryFacts& facts);
 
+// Whether all of these bytes lie in one piece of the device's memory.
+bool is_allocated(const void* first, size_t bytes);
+
 // Of recordings of all queues, so far.
 int64_t num_replays();
 

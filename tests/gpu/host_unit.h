@@ -105,6 +105,7 @@ class Unit {
   T load_once(const T* pointer) {
     return load(pointer);
   }
+  void prefetch(const void* from, int bytes, Where where = Where::current());
   template <class T>
   T atomic_add(T* pointer, T value) {
     require_global(pointer, alignof(T), "atomic_add");
@@ -359,5 +360,18 @@ void record_sites();
 std::set<Site> recorded_sites();
 // From now on all threads of its kernel pass it as if it were not there.
 void ignore_site(const Site& site);
+
+// --- what kernels prefetch -----------------------------------------------------------------------
+
+struct Prefetched {
+  std::string kernel;
+  const std::byte* from = nullptr;
+  int64_t bytes = 0;
+  auto operator<=>(const Prefetched&) const = default;
+};
+
+// What launches of this process ask for from now on, until taken.
+void record_prefetches();
+std::vector<Prefetched> recorded_prefetches();
 
 }  // namespace effinfer::cuda::host

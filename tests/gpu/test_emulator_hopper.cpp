@@ -1,5 +1,6 @@
 // What the emulator says of faults in the use of Hopper's instructions, which test_unit_hopper.cpp
 // uses as they are to be used.
+#include <algorithm>
 #include <array>
 #include <random>
 #include <stdexcept>
@@ -73,6 +74,32 @@ TEST("kernels that need another GPU") {
   CHECK_THROWS(std::logic_error, "expected a GPU of compute capability 100", run_now<100>(nothing));
   CHECK_THROWS(std::logic_error, "expected a kernel with kArch = 90",
                run_now<0>([](auto& unit, auto&) { unit.fence_async(); }));
+}
+
+TEST("prefetches are told of, and what no GPU takes is refused") {
+  const DeviceArray<uint32_t> words(size_t{256});  // 1 KB
+  const auto* const from = reinterpret_cast<const std::byte*>(words.data());
+  const auto ask = [](const void* first, int bytes) {
+    return [=](auto& unit, auto&) { unit.prefetch(first, bytes); };
+  };
+  host::record_prefetches();
+  run_now(ask(from + 16, 1008));
+  run_now<0>(ask(from, 16));
+  const std::vector<host::Prefetched> asked = host::recorded_prefetches();
+  const std::vector<host::Prefetched> first(8, {"eight_warps", from + 16, 1008});
+  CHECK_EQ(asked.size(), 16u);  // one a warp
+  CHECK(std::equal(first.begin(), first.end(), asked.begin()));
+  run_now(ask(from, 16));
+  CHECK(host::recorded_prefetches().empty());
+  expect_refusal("prefetch: expected bytes of one allocation", ask(from + 16, 1024));
+  expect_refusal("prefetch: expected bytes of one allocation", ask(from - 16, 32));
+  expect_refusal("prefetch: expected an address", ask(from + 4, 16));
+  expect_refusal("prefetch: expected a multiple of 16 bytes", ask(from, 20));
+  expect_refusal("prefetch: expected a multiple of 16 bytes", ask(from, 0));
+  expect_refusal("prefetch: expected the same bytes of all lanes",
+                 [=](auto& unit, auto&) { unit.prefetch(from, unit.lane == 9 ? 32 : 16); });
+  expect_refusal("prefetch: expected an address in global memory",
+                 [](auto& unit, auto& shared) { unit.prefetch(&shared.words[0], 16); });
 }
 
 TEST("phases of an mbarrier") {

@@ -50,6 +50,29 @@ TEST("thread, lane, warp, block, num_blocks, and anew") {
   }
 }
 
+// Of 3 KB and of 16 bytes, by both warps of each block.
+struct Prefetches {
+  static constexpr int kThreads = 64;
+  using Shared = Nothing;
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const WordParams& p, Shared&) {
+    const uint32_t* from = p.in + unit.block * 1024 + unit.warp * 512;
+    unit.prefetch(from + 4, 3072 / 2);
+    unit.prefetch(from, 16);
+    const int at = unit.block * kThreads + unit.thread;
+    p.out[at] = unit.load(p.in + 2047 - 16 * at);
+  }
+};
+
+TEST("prefetch changes nothing") {
+  const auto in = random_words(2048);
+  const auto out = words_of<WordKernel<Prefetches>>(in, 2 * 64, 2);
+  for (uint32_t i = 0; i < 128; ++i) CHECK_EQ(out[i], in[2047 - 16 * i]);
+  if (!OnHopper::is_possible()) return;
+  const OnHopper machine;
+  CHECK(words_of<HopperKernel<Prefetches>>(in, 2 * 64, 2) == out);
+}
+
 struct Shuffles {
   static constexpr int kThreads = 32;
   using Shared = Nothing;

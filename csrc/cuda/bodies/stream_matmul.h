@@ -85,6 +85,9 @@ struct StreamProduct {
     Tokens tokens(unit, p, source);
     feed.start_weights(unit, tokens);
     const Multiplier<Tokens> multiplier(unit, feed.group_at(unit.lane), source);
+    if constexpr (kTiles == 1) {
+      prefetch_next(unit, p.next, (unit.block << p.slot_bits) + unit.warp);
+    }
     // Weights come while the kernel before still runs.
     unit.wait_for_inputs();
     feed.start_tokens(unit, tokens);

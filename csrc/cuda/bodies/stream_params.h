@@ -6,6 +6,7 @@
 #include "cuda/bodies/matmul_epilogue.h"
 #include "cuda/bodies/row_groups.h"
 #include "cuda/bodies/stream_feed.h"
+#include "cuda/bodies/stream_next.h"
 
 namespace effinfer::cuda {
 
@@ -64,6 +65,7 @@ struct StreamParams {
   int64_t header_row_bytes = 0;  // of the scales in it
   StreamPart parts[ops::kMaxMatmulParts];
   OperandOut operand;
+  StreamNext next;  // with one tile of tokens
 };
 
 // log2 of the slices of k of a unit. Warps that an H100 holds at a time, 16 a multiprocessor, read

@@ -65,6 +65,7 @@ struct Target {
   Isa isa = Isa::portable;   // the highest level that may be used, of the CPU
   int32_t arch = 0;          // of a GPU: its compute capability times ten, 80 is Ampere
   int64_t shared_bytes = 0;  // of a GPU: what the threads of a block may share
+  int64_t l2_bytes = 0;      // of a GPU: its second cache
 };
 // With current_isa().
 EFFINFER_API Target current_target(Device device = {});

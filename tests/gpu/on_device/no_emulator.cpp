@@ -19,6 +19,14 @@ void set_memory(const MemoryFacts&) {
   check::skip("the device's memory is what it is");
 }
 
+void record_prefetches() {
+  check::skip("what is prefetched is seen in the emulator only");
+}
+
+std::vector<Prefetched> recorded_prefetches() {
+  return {};
+}
+
 int64_t shared_bytes() {
   return 0;
 }
