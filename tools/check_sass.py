@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from sass_budgets import BUDGETS, FORBIDDEN, PINNED, STACK_ELSEWHERE, Budget
-from sass_wgmma import code_with_products, find_touches
+from sass_wgmma import find_touches, instructions_of
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "csrc" / "cuda"
@@ -154,23 +154,24 @@ def parse_usage(dump: str) -> list[RawUsage]:
     return found
 
 
-CODE_OF = re.compile(r"^\s*code for (sm_\w+)")
-CODE_FUNCTION = re.compile(r"^\s*Function : (\w+)")
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]*)")
+RawKey = tuple[str, str]  # architecture and mangled name
+
+CODE_OF = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
+CODE_FUNCTION = re.compile(r"^\s*\.section\s+\.text\.(\w+)", re.MULTILINE)
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 
 
-def parse_sass(dump: Iterable[str]) -> dict[tuple[str, str], Counter[str]]:
-    """The opcodes of `cuobjdump -sass`, by architecture and mangled name."""
-    found: dict[tuple[str, str], Counter[str]] = {}
-    arch, here = "", Counter[str]()
-    for line in dump:
-        if match := INSTRUCTION.match(line):
-            here[match[1]] += 1
-        elif match := CODE_OF.match(line):
-            arch = match[1]
-        elif match := CODE_FUNCTION.match(line):
-            here = found.setdefault((arch, match[1]), Counter())
-    return found
+def functions_of(dump: str) -> dict[RawKey, str]:
+    """The code of each function that `nvdisasm -c` prints of a cubin."""
+    arch = CODE_OF.search(dump)
+    if arch is None:
+        return {}
+    _, *parts = CODE_FUNCTION.split(dump)  # names, each before its code
+    return {(arch[1], name): code for name, code in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def count_opcodes(code: str) -> Counter[str]:
+    return Counter(INSTRUCTION.findall(code))
 
 
 def has_opcode(opcodes: Iterable[str], wanted: str) -> bool:
@@ -191,8 +192,8 @@ def count_opcode(opcodes: Counter[str], wanted: str) -> int:
 
 def kernels_of(
     usages: Iterable[RawUsage],
-    opcodes: dict[tuple[str, str], Counter[str]] | None,
-    touches: dict[tuple[str, str], list[str]] | None = None,
+    opcodes: dict[RawKey, Counter[str]] | None,
+    touches: dict[RawKey, list[str]] | None = None,
 ) -> list[Kernel]:
     usages = list(usages)
     names = demangle(name for _, name, _ in usages)
@@ -309,28 +310,35 @@ def find_tool(name: str) -> str | None:
     return None
 
 
+def run(*command: str | Path, cwd: str | None = None) -> str:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
+
+
+def disassemble(file: Path, cuobjdump: str, disassembler: str) -> list[str]:
+    """The machine code of each architecture in an object, without what no budget is about: what
+    cuobjdump -sass prints has eight times as much text, which takes as long as the rest.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run(cuobjdump, "-xelf", "all", file.resolve(), cwd=folder)
+        return [
+            run(disassembler, "-c", "-ndf", cubin) for cubin in sorted(Path(folder).glob("*.cubin"))
+        ]
+
+
 def read_objects(objects: list[Path], cuobjdump: str) -> list[Kernel]:
     disassembler = find_tool("nvdisasm")
-    path = os.environ["PATH"]
-    if disassembler:  # which cuobjdump calls
-        path = f"{Path(disassembler).parent}{os.pathsep}{path}"
-
-    def dump(flag: str, file: Path) -> str:
-        command = [cuobjdump, flag, str(file)]
-        env = {**os.environ, "PATH": path}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
     usages: list[RawUsage] = []
-    opcodes: dict[tuple[str, str], Counter[str]] = {}
-    touches: dict[tuple[str, str], list[str]] = {}
+    opcodes: dict[RawKey, Counter[str]] = {}
+    touches: dict[RawKey, list[str]] = {}
 
     def read(file: Path) -> None:
-        usages.extend(parse_usage(dump("--dump-resource-usage", file)))
-        if disassembler:
-            lines = dump("-sass", file).splitlines()
-            opcodes.update(parse_sass(lines))
-            for key, code in code_with_products(lines).items():
-                touches[key] = find_touches(code)
+        usages.extend(parse_usage(run(cuobjdump, "--dump-resource-usage", file)))
+        for dump in disassemble(file, cuobjdump, disassembler) if disassembler else ():
+            for key, code in functions_of(dump).items():
+                opcodes[key] = count_opcodes(code)
+                if "HGMMA" in code:
+                    touches[key] = find_touches(instructions_of(code))
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(read, objects))

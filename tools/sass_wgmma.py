@@ -10,14 +10,14 @@ groups of products that are under way on them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 Instruction = tuple[int, str]  # its address and text
 
-CODE_OF = re.compile(r"^\s*code for (sm_\w+)")
-CODE_FUNCTION = re.compile(r"^\s*Function : (\w+)")
 CODE_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+LABEL = re.compile(r"^(\S+):\s*$")
+LABEL_NAMED = re.compile(r"`\((\S+)\)")
 PREDICATED = re.compile(r"^@!?U?P\w+\s+")
 REGISTER = re.compile(r"(?<![A-Z])R(\d+)(\.64)?")
 PRODUCT = re.compile(r"^HGMMA\.64x(\d+)x16\S* R(\d+), (?:R(\d+)|gdesc\[\w+\])[\w.]*,")
@@ -42,19 +42,24 @@ class Group:
 Groups = tuple[Group, ...]  # the oldest first
 
 
-def code_with_products(dump: Iterable[str]) -> dict[tuple[str, str], list[Instruction]]:
-    """The instructions of `cuobjdump -sass`, of kernels that have products, by architecture and
-    mangled name."""
-    found: dict[tuple[str, str], list[Instruction]] = {}
-    arch, here = "", list[Instruction]()
-    for line in dump:
+def instructions_of(code: str) -> list[Instruction]:
+    """Of a function as nvdisasm prints it, with addresses in place of labels."""
+    found: list[Instruction] = []
+    labels: dict[str, int] = {}
+    unplaced: list[str] = []
+    for line in code.splitlines():
         if match := CODE_LINE.match(line):
-            here.append((int(match[1], 16), match[2]))
-        elif match := CODE_OF.match(line):
-            arch = match[1]
-        elif match := CODE_FUNCTION.match(line):
-            here = found.setdefault((arch, match[1]), [])
-    return {key: code for key, code in found.items() if any("HGMMA" in text for _, text in code)}
+            address = int(match[1], 16)
+            labels.update(dict.fromkeys(unplaced, address))
+            unplaced.clear()
+            found.append((address, match[2]))
+        elif match := LABEL.match(line):
+            unplaced.append(match[1])
+
+    def address_of(match: re.Match[str]) -> str:
+        return f"{labels[match[1]]:#x}" if match[1] in labels else match[0]
+
+    return [(address, LABEL_NAMED.sub(address_of, text)) for address, text in found]
 
 
 def width(opcode: str) -> int:

@@ -110,11 +110,15 @@
 #define EFFINFER_PRAGMA(text) _Pragma(#text)
 #define EFFINFER_UNROLL_BY(count) EFFINFER_PRAGMA(unroll(count))
 #define EFFINFER_NO_UNROLL _Pragma("unroll 1")
+// Of a function that touches registers alone, whatever it is given, as nobody else sees them: the
+// emulator, where they are memory, is not told of them.
+#define EFFINFER_REGISTERS
 #else
 #define EFFINFER_DEVICE inline
 #define EFFINFER_UNROLL
 #define EFFINFER_UNROLL_BY(count)
 #define EFFINFER_NO_UNROLL
+#define EFFINFER_REGISTERS [[gnu::no_sanitize("thread")]]
 #endif
 
 namespace effinfer::cuda {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -60,6 +61,19 @@ inline int distance_of(const Rules& rules, const Part& part, int32_t row, int32_
   return std::min(row / rules.chunk - key / rules.chunk, 2);
 }
 
+// A row's queries of one head as they are for keys at a distance.
+inline std::vector<double> queries_at(int distance, const Sequence& s, const Heads& heads,
+                                      int32_t token, int64_t head) {
+  std::vector<double> q(static_cast<size_t>(heads.dims));
+  for (int64_t d = 0; d < heads.dims; ++d) {
+    const int64_t dim = query_dim(distance, d, heads.dims);
+    q[static_cast<size_t>(d)] =
+        double{s.q[index_of(token, head, dim, heads.qo_heads(), heads.dims)]} *
+        query_factor(distance);
+  }
+  return q;
+}
+
 // Naive attention of one row and head, and how far float32 sums of its scores may be off.
 inline Expected attend(const Cache& cache, const Rules& rules, const Part& part, const Row& row,
                        int32_t query_row, int64_t head) {
@@ -69,6 +83,11 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
   const double scale = 1.0f / std::sqrt(static_cast<float>(heads.dims));
   Expected e = {std::vector<double>(static_cast<size_t>(heads.dims)),
                 std::vector<double>(static_cast<size_t>(heads.dims)), -INFINITY, 0.0};
+  std::array<std::vector<double>, 3> queries;
+  for (int distance = 0; distance < (rules.chunk == 0 ? 1 : 3); ++distance) {
+    queries[static_cast<size_t>(distance)] =
+        queries_at(distance, s, heads, part.length - part.rows + query_row, head);
+  }
   std::vector<double> x;
   double max = -INFINITY;
   for (const int32_t place : row.seen) {
@@ -77,12 +96,10 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
     double size = 0;
     const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
     const int distance = distance_of(rules, part, part.length - part.rows + query_row, token);
+    const double* const q = queries[static_cast<size_t>(distance)].data();
+    const float* const k = &s.k[index_of(token, kv_head, 0, heads.kv_heads, heads.dims)];
     for (int64_t d = 0; d < heads.dims; ++d) {
-      const double product =
-          double{s.q[index_of(part.length - part.rows + query_row, head,
-                              query_dim(distance, d, heads.dims), heads.qo_heads(), heads.dims)]} *
-          query_factor(distance) * s.k[index_of(token, kv_head, d, heads.kv_heads, heads.dims)] *
-          s.k_scale[scales];
+      const double product = q[d] * k[d] * s.k_scale[scales];
       dot += product;
       size += std::abs(product);
     }
@@ -120,11 +137,10 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
   for (size_t i = 0; i < x.size(); ++i) {
     const int32_t token = row.tokens[static_cast<size_t>(row.seen[i])];
     const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
+    const float* const v = &s.v[index_of(token, kv_head, 0, heads.kv_heads, heads.dims)];
+    const double weight = s.v_scale[scales] * x[i] / sum;
     for (size_t d = 0; d < e.out.size(); ++d) {
-      const double value =
-          double{
-              s.v[index_of(token, kv_head, static_cast<int64_t>(d), heads.kv_heads, heads.dims)]} *
-          s.v_scale[scales] * x[i] / sum;
+      const double value = v[d] * weight;
       e.out[d] += value;
       e.magnitude[d] += std::abs(value);
     }

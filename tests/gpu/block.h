@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "gpu/clocks.h"
+#include "gpu/draw.h"
 #include "gpu/fiber.h"
 #include "gpu/hopper.h"
 #include "gpu/host_unit.h"
@@ -31,8 +33,13 @@ struct Call {
     const auto same_text = [](const char* a, const char* b) {
       return a == b || std::string_view(a) == b;
     };
-    return where.line() == other.where.line() && where.column() == other.where.column() &&
-           same_text(what, other.what) && same_text(where.file_name(), other.where.file_name());
+    return is_copy_of(other) ||
+           (where.line() == other.where.line() && where.column() == other.where.column() &&
+            same_text(what, other.what) && same_text(where.file_name(), other.where.file_name()));
+  }
+  // Mostly it is the same call of the same code.
+  bool is_copy_of(const Call& other) const {
+    return what == other.what && std::memcmp(&where, &other.where, sizeof where) == 0;
   }
   std::string text() const {
     return std::string(what) + " at " + where.file_name() + ":" + std::to_string(where.line());
@@ -62,23 +69,6 @@ struct Copy {
 };
 
 inline constexpr size_t kCopyBytes = 16;
-
-// SplitMix64: schedules need many numbers, and only that they differ.
-class Draw {
- public:
-  explicit Draw(uint64_t seed) : state_(seed) {}
-  uint64_t operator()() {
-    uint64_t x = state_ += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-  }
-  // 0 to count - 1.
-  size_t below(size_t count) { return ((*this)() >> 32) * count >> 32; }
-
- private:
-  uint64_t state_;
-};
 
 inline Sites sites;
 inline Observer& (*observer_of_this_thread)() = nullptr;
@@ -131,12 +121,18 @@ class Block {
   void start(int block);
   void draw_policy();
   void make_ready(size_t thread) { ready_[threads_[thread].late ? 1 : 0].push_back(thread); }
+  // Before others become ready, among whom the next one is to be drawn, too.
+  void put_back() {
+    if (ahead_ != nullptr)
+      make_ready(static_cast<size_t>(std::exchange(ahead_, nullptr)->unit.thread));
+  }
   void pass(const Meeting& here, size_t first);
   void show_clock(size_t thread);
   void land_some();
   void leave_hopper();
   void schedule();
   void hand_over(Thread& from);
+  Thread* draw_ready();
   Thread* take_ready();
   bool has_trouble() const {
     return (observer_ != nullptr && observer_->has_complaint()) || reported_races() != reported_;
@@ -153,7 +149,8 @@ class Block {
   std::array<std::vector<size_t>, 2> ready_;  // those that run first, and the late ones
   Fiber scheduler_ = Fiber::of_thread();
   Thread* current_ = nullptr;
-  size_t window_ = 0;  // of the threads that became ready last, who may be next
+  Thread* ahead_ = nullptr;  // who runs next, if nobody becomes ready before
+  size_t window_ = 0;        // of the threads that became ready last, who may be next
   void* shared_ = nullptr;
   uint32_t added_syncs_ = UINT32_MAX;  // `syncs` of the first thread that added atomically
   Clocks clocks_;                      // of Hopper's kernels
@@ -276,6 +273,7 @@ inline void Block::start(int block) {
     for (size_t i = 0; i < threads_.size(); ++i) show_clock(i);
   }
   draw_policy();
+  ahead_ = nullptr;
   for (std::vector<size_t>& ready : ready_) ready.clear();
   for (size_t i = 0; i < threads_.size(); ++i) make_ready(i);
 }
@@ -300,6 +298,7 @@ inline void Block::land_some() {
   std::vector<BulkCopy>& copies = hopper_.copies;
   if (copies.empty()) return;
   const Unseen unseen;
+  put_back();
   while (!copies.empty() && ((ready_[0].empty() && ready_[1].empty()) || landing_ == kAtOnce ||
                              (landing_ == kAnyTime && draw_.below(4) == 0))) {
     std::swap(copies[draw_.below(copies.size())], copies.back());
@@ -310,13 +309,23 @@ inline void Block::land_some() {
 }
 
 // One of those that run before others, if anybody is ready.
-inline Block::Thread* Block::take_ready() {
+inline Block::Thread* Block::draw_ready() {
   std::vector<size_t>& ready = ready_[ready_[0].empty() ? 1 : 0];
   if (ready.empty()) return nullptr;
   std::swap(ready[ready.size() - 1 - draw_.below(std::min(ready.size(), window_))], ready.back());
-  current_ = &threads_[ready.back()];
+  Thread& drawn = threads_[ready.back()];
   ready.pop_back();
-  return current_;
+  return &drawn;
+}
+
+// Draws the one after it, too, whose stack is in the host's first cache by the time that it runs.
+inline Block::Thread* Block::take_ready() {
+  Thread* const next = ahead_ != nullptr ? ahead_ : draw_ready();
+  if (next == nullptr) return nullptr;
+  current_ = next;
+  ahead_ = draw_ready();
+  if (ahead_ != nullptr) ahead_->fiber.prefetch();
+  return next;
 }
 
 // Goes back from `from` to the next thread at once, which is half of the switches, unless there is
@@ -384,6 +393,7 @@ inline void Block::run(int block, void* shared) {
 
 // All have come: they may go on.
 inline void Block::pass(const Meeting& here, size_t first) {
+  put_back();
   const size_t count = static_cast<size_t>(here.expected);
   for (size_t i = first; i < first + count; ++i) {
     Progress& progress = threads_[i].progress;
@@ -410,7 +420,7 @@ inline void Block::meet(Unit& unit, const Call& call, void* operand, Unit::Work 
     throw std::logic_error("divergence: " + call.text() + " meets " + here.call.text());
   }
   if (call.orders) order_before(&here);
-  here.call = call;
+  if (here.arrived == 0) here.call = call;
   here.operands[static_cast<size_t>(call.is_warp ? unit.lane : unit.thread)] = operand;
   if (++here.arrived == here.expected) {
     if (work != nullptr) work(here.operands.data());
@@ -454,6 +464,7 @@ inline void Block::sleep(Unit& unit, std::vector<size_t>& waiters, const char* w
 }
 
 inline void Block::wake(std::vector<size_t>& waiters) {
+  put_back();
   for (const size_t thread : std::exchange(waiters, {})) make_ready(thread);
 }
 

@@ -17,14 +17,6 @@
 #include <ucontext.h>
 #endif
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EFFINFER_ASAN 1
-#endif
-#elif defined(__SANITIZE_ADDRESS__)
-#define EFFINFER_ASAN 1
-#endif
-
 extern "C" {
 #if defined(EFFINFER_TSAN)
 void* __tsan_get_current_fiber();
@@ -83,10 +75,6 @@ extern "C" {
 #endif
 
 #if defined(__x86_64__)
-// Keeps the registers that a call must preserve and the stack pointer in *save, and takes the
-// others' from `load`. swapcontext() also asks the kernel for the signal mask, which costs a
-// hundred times as much.
-extern "C" void effinfer_switch_stack(void** save, void* load);
 asm(R"(
   .text
   .globl effinfer_switch_stack
@@ -161,9 +149,7 @@ Stacks& stacks() {
 }  // namespace
 
 struct Fiber::State {
-#if defined(__x86_64__)
-  void* stack_pointer = nullptr;
-#else
+#if !defined(__x86_64__)
   ucontext_t context;
 #endif
   void (*entry)() = nullptr;
@@ -230,8 +216,12 @@ void Fiber::start(void (*entry)()) {
   constexpr size_t kRegisters = 6;
   auto** first = reinterpret_cast<void**>(top) - 2;
   std::fill(first - kRegisters, first + 2, nullptr);
+#if defined(EFFINFER_ASAN) || defined(EFFINFER_TSAN)
   *first = reinterpret_cast<void*>(&Fiber::first);
-  state.stack_pointer = first - kRegisters;
+#else
+  *first = reinterpret_cast<void*>(entry);
+#endif
+  stack_pointer_ = first - kRegisters;
 #else
   getcontext(&state.context);
   state.context.uc_stack.ss_sp = state.stack.bottom;
@@ -242,26 +232,28 @@ void Fiber::start(void (*entry)()) {
 #endif
 }
 
-void Fiber::jump(State& from, State& to, void** fake_stack) {
-  State::left = &from;
-  State::running = &to;
-  __tsan_switch_to_fiber(to.tsan, kOrdersNothing);
-  __sanitizer_start_switch_fiber(fake_stack, to.bottom, to.size);
+void Fiber::jump(Fiber& from, Fiber& to, void** fake_stack) {
+  State::left = from.state_.get();
+  State::running = to.state_.get();
+  __tsan_switch_to_fiber(to.state_->tsan, kOrdersNothing);
+  __sanitizer_start_switch_fiber(fake_stack, to.state_->bottom, to.state_->size);
 #if defined(__x86_64__)
-  effinfer_switch_stack(&from.stack_pointer, to.stack_pointer);
+  effinfer_switch_stack(&from.stack_pointer_, to.stack_pointer_);
 #else
-  swapcontext(&from.context, &to.context);
+  swapcontext(&from.state_->context, &to.state_->context);
 #endif
 }
 
+#if !defined(__x86_64__) || defined(EFFINFER_ASAN) || defined(EFFINFER_TSAN)
 void Fiber::switch_to(Fiber& from, Fiber& to) {
-  jump(*from.state_, *to.state_, &from.state_->fake_stack);
+  jump(from, to, &from.state_->fake_stack);
   State::arrive();
 }
+#endif
 
 void Fiber::leave(Fiber& from, Fiber& to) {
   from.state_->has_left = true;
-  jump(*from.state_, *to.state_, nullptr);
+  jump(from, to, nullptr);
 }
 
 void Fiber::give_up(void* place, bool is_unseen) {

@@ -36,11 +36,17 @@ struct Product {
         }
       }
     }
-    for (int i = 0; i < kWarp; ++i) {
-      for (int r = 0; r < 4; ++r) {
-        Sum& sum = static_cast<Slot*>(all[i])->d[r];
-        for (int k = 0; k < kDepth; ++k) sum += a[i / 4 + r / 2 * 8][k] * b[k][i % 4 * 2 + r % 2];
+    // Eight columns at once, each in the order of k.
+    for (int row = 0; row < 16; ++row) {
+      Sum sums[8];
+      const auto sum_of = [&](int column) -> Sum& {
+        return static_cast<Slot*>(all[row % 8 * 4 + column / 2])->d[row / 8 * 2 + column % 2];
+      };
+      for (int column = 0; column < 8; ++column) sums[column] = sum_of(column);
+      for (int k = 0; k < kDepth; ++k) {
+        for (int column = 0; column < 8; ++column) sums[column] += a[row][k] * b[k][column];
       }
+      for (int column = 0; column < 8; ++column) sum_of(column) = sums[column];
     }
   }
 };

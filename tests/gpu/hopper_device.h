@@ -1,23 +1,16 @@
 // Tests of what only Hopper has.
 #pragma once
 
-#include "gpu/host_unit.h"
-
 namespace effinfer {
 
-// While it lives the emulated device is one, with so many multiprocessors.
+// While it lives the emulated device is one, with so many multiprocessors. On a GPU: skips the test
+// where it is another one, which has the multiprocessors that it has.
 class OnHopper {
  public:
-  explicit OnHopper(int multiprocessors = 132) {
-    cuda::host::set_arch(90);
-    cuda::host::set_multiprocessors(multiprocessors);
-  }
-  ~OnHopper() {
-    cuda::host::set_arch(80);
-    cuda::host::set_multiprocessors(132);
-  }
+  explicit OnHopper(int multiprocessors = 132);
+  ~OnHopper();
   // Whether there is one to be had.
-  static bool is_possible() { return true; }
+  static bool is_possible();
   OnHopper(const OnHopper&) = delete;
   OnHopper& operator=(const OnHopper&) = delete;
 };

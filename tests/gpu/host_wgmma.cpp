@@ -158,20 +158,36 @@ void multiply(const WarpWgmma& op, WgmmaWarp& warp, const Tiles& tiles, int warp
       }
     }
   }
-  const std::vector<float> b = tiles.read(first.b_tile, first.transposed, first.is_f16, 0, cols);
-  for (size_t lane = 0; lane < kWarp; ++lane) {
-    std::vector<unsigned char>& value = warp.held[lane].at(bytes_of(op.lanes[lane].d)).value;
-    std::vector<float> sums(value.size() / sizeof(float));
-    std::memcpy(sums.data(), value.data(), value.size());
-    for (size_t i = 0; i < sums.size(); ++i) {
-      const float* row = a.data() + (lane / 4 + i / 2 % 2 * 8) * kDepth;
-      const float* col = b.data() + (i / 4 * 8 + lane % 4 * 2 + i % 2) * kDepth;
-      float sum = first.adds ? sums[i] : 0.0f;
-      for (int k = 0; k < kDepth; ++k) sum += row[k] * col[k];
-      sums[i] = sum;
-    }
-    std::memcpy(value.data(), sums.data(), value.size());
+  const std::vector<float> columns =
+      tiles.read(first.b_tile, first.transposed, first.is_f16, 0, cols);
+  const auto width = static_cast<size_t>(cols);
+  std::vector<float> b(columns.size());
+  for (size_t k = 0; k < kDepth; ++k) {
+    for (size_t col = 0; col < width; ++col) b[k * width + col] = columns[col * kDepth + k];
   }
+  std::vector<float> sums(kRows * width);
+  // each(value, sum) of a lane's numbers.
+  const auto for_sums = [&](auto&& each) {
+    for (size_t lane = 0; lane < kWarp; ++lane) {
+      unsigned char* value = warp.held[lane].at(bytes_of(op.lanes[lane].d)).value.data();
+      for (size_t i = 0; i < width / 2; ++i, value += sizeof(float)) {
+        const size_t row = lane / 4 + i / 2 % 2 * 8;
+        each(value, sums[row * width + i / 4 * 8 + lane % 4 * 2 + i % 2]);
+      }
+    }
+  };
+  if (first.adds) {
+    for_sums([](const unsigned char* value, float& sum) { std::memcpy(&sum, value, sizeof sum); });
+  }
+  // All columns of a row at once, each in the order of k.
+  for (size_t row = 0; row < kRows; ++row) {
+    float* const of_row = sums.data() + row * width;
+    for (size_t k = 0; k < kDepth; ++k) {
+      const float factor = a[row * kDepth + k];
+      for (size_t col = 0; col < width; ++col) of_row[col] += factor * b[k * width + col];
+    }
+  }
+  for_sums([](unsigned char* value, const float& sum) { std::memcpy(value, &sum, sizeof sum); });
 }
 
 }  // namespace

@@ -259,19 +259,27 @@ void Detector::remember_read(const Place& place, const Access& now, const Progre
 }
 
 void Detector::remember_more(Reads& reads, const Access& now, const Progress& thread) const {
-  // Few are mostly those of warps that read a tile again and again.
-  for (size_t i = 0; i < std::min(reads.all.size(), Reads::kFew); ++i) {
-    if (reads.all[i].run == now.run && reads.all[i].thread == now.thread) {
-      reads.all[i] = now;
-      return;
+  const uint32_t lane = WarpReads::lane_of(now);
+  WarpReads* free = nullptr;
+  const bool is_there = reads.any_of_few([&](WarpReads& some) {
+    if (some.is_of(now)) {
+      if (some.is_as_far_as(now)) {
+        some.lanes |= lane;
+        return true;
+      }
+      some.lanes &= ~lane;
     }
+    if (some.lanes == 0) free = &some;
+    return false;
+  });
+  if (is_there) return;
+  if (free != nullptr) {
+    *free = {now, lane};
+    return;
   }
-  if (!reads.all.empty() && reads.all.back() == now) return;
-  if (reads.all.size() >= reads.most) {
-    std::erase_if(reads.all, [&](const Access& read) { return ordered(read, now, thread); });
-    reads.most = std::max(Reads::kFew, 2 * reads.all.size());
-  }
-  reads.all.push_back(now);
+  reads.add({now, lane}, [&](const WarpReads& some) {
+    return some.all_of([&](const Access& read) { return ordered(read, now, thread); });
+  });
 }
 
 template <bool kWrites>
@@ -289,7 +297,7 @@ template <bool kWrites>
     for (const Access& read : byte.reads) {
       if (!ordered(read, now, thread)) return false;
     }
-    if (word.details && !word.details->reads.all.empty()) return false;
+    if (word.details && !word.details->reads.empty()) return false;
     byte.forget_reads();
     byte.write = now;
     word.written = series_;
@@ -323,11 +331,16 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
       }
       byte.forget_reads();
     }
-    if (Reads* const reads = here.reads(); reads != nullptr && !reads->all.empty()) {
-      for (const Access& read : reads->all) {
-        if (!ordered(read, now, thread)) complain(at, read, thread, does, "read", caller);
-      }
-      reads->all.clear();
+    if (Reads* const reads = here.reads(); reads != nullptr && !reads->empty()) {
+      const auto check = [&](const WarpReads& some) {
+        some.all_of([&](const Access& read) {
+          if (!ordered(read, now, thread)) complain(at, read, thread, does, "read", caller);
+          return true;
+        });
+      };
+      std::ranges::for_each(reads->first, check);
+      std::ranges::for_each(reads->rest, check);
+      reads->clear();
     }
     byte.write = now;
     here.word.written = series_;
@@ -391,43 +404,45 @@ template <bool kWrites>
   running = mine;
 }
 
-// An access of the code that runs, of which its own stack is nobody's business.
+// Where the stack of the code that runs is in use: from here on. A frame's address would have to be
+// made.
+[[gnu::always_inline]] inline uintptr_t top_of_stack() {
+#if defined(__x86_64__)
+  uintptr_t top;
+  asm("mov %%rsp, %0" : "=r"(top));
+  return top;
+#else
+  return reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+#endif
+}
+
+// An access of the code that runs. Nine of ten are to its own stack, which is nobody's business,
+// and most launches of whole models are not watched: nothing but a comparison is done for those.
 template <bool kWrites>
-[[gnu::noinline]] void tell_outside(const void* place, size_t bytes, void* caller) {
-  const auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
-  if (reinterpret_cast<uintptr_t>(place) - frame < Fiber::kStackBytes) return;
+[[gnu::always_inline]] inline void tell(const void* place, size_t bytes, void* caller,
+                                        size_t alignment = 1) {
+  const auto at = reinterpret_cast<uintptr_t>(place);
+  if (at - top_of_stack() < Fiber::kStackBytes) return;
+  if (running.detector == nullptr) return;
+  if ((at & (alignment - 1)) != 0) {
+    running.detector->refuse_place(*running.thread, alignment, caller);
+  }
   tell_watched<kWrites>(place, bytes, caller);
 }
 
-// Most launches of whole models are not watched: nothing but a comparison is done for them.
-template <bool kWrites>
-[[gnu::always_inline]] inline void tell(const void* place, size_t bytes, void* caller) {
-  if (running.detector != nullptr) [[unlikely]]
-    tell_outside<kWrites>(place, bytes, caller);
-}
-
-// Of types whose alignment are so many bytes, or 8 of those that are twice as many.
-template <bool kWrites>
-[[gnu::always_inline]] inline void tell_aligned(const void* place, size_t bytes, void* caller) {
-  if (running.detector == nullptr) [[likely]]
-    return;
-  const size_t alignment = std::min(bytes, size_t{8});
-  if ((reinterpret_cast<uintptr_t>(place) & (alignment - 1)) != 0) [[unlikely]]
-    running.detector->refuse_place(*running.thread, alignment, caller);
-  tell_outside<kWrites>(place, bytes, caller);
-}
-
 }  // namespace
-
 }  // namespace effinfer::cuda::host
 
-// What code that is built with -fsanitize=thread calls.
-#define EFFINFER_ACCESS(name, bytes, writes)                                               \
-  void __tsan_##name(void* place) {                                                        \
-    effinfer::cuda::host::tell_aligned<writes>(place, bytes, __builtin_return_address(0)); \
-  }                                                                                        \
-  void __tsan_unaligned_##name(void* place) {                                              \
-    effinfer::cuda::host::tell<writes>(place, bytes, __builtin_return_address(0));         \
+// What code that is built with -fsanitize=thread calls, of types that are aligned to as many bytes,
+// at most 8, and of others.
+#define EFFINFER_TELL(bytes, writes, alignment) \
+  effinfer::cuda::host::tell<writes>(place, bytes, __builtin_return_address(0), alignment);
+#define EFFINFER_ACCESS(name, bytes, writes)            \
+  void __tsan_##name(void* place) {                     \
+    EFFINFER_TELL(bytes, writes, bytes < 8 ? bytes : 8) \
+  }                                                     \
+  void __tsan_unaligned_##name(void* place) {           \
+    EFFINFER_TELL(bytes, writes, 1)                     \
   }
 #define EFFINFER_ATOMICS(bits, Number)                                                      \
   Number __tsan_atomic##bits##_load(const volatile void* from, int) {                       \
@@ -473,16 +488,12 @@ EFFINFER_ACCESS(write4, 4, true)
 EFFINFER_ACCESS(write8, 8, true)
 EFFINFER_ACCESS(write16, 16, true)
 void __tsan_read_range(void* place, unsigned long bytes) {
-  effinfer::cuda::host::tell<false>(place, bytes, __builtin_return_address(0));
+  EFFINFER_TELL(bytes, false, 1)
 }
-void __tsan_write_range(void* place, unsigned long bytes) {
-  effinfer::cuda::host::tell<true>(place, bytes, __builtin_return_address(0));
-}
-EFFINFER_ATOMICS(8, unsigned char)
-EFFINFER_ATOMICS(16, unsigned short)
-EFFINFER_ATOMICS(32, unsigned int)
-EFFINFER_ATOMICS(64, unsigned long)
-void __tsan_atomic_thread_fence(int) {
+void __tsan_write_range(void* place, unsigned long bytes){
+    EFFINFER_TELL(bytes, true, 1)} EFFINFER_ATOMICS(8, unsigned char)
+    EFFINFER_ATOMICS(16, unsigned short) EFFINFER_ATOMICS(32, unsigned int)
+        EFFINFER_ATOMICS(64, unsigned long) void __tsan_atomic_thread_fence(int) {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 void __tsan_atomic_signal_fence(int) {}

@@ -39,13 +39,67 @@ struct Byte {
   bool is_read() const { return (reads[0].run | reads[1].run) != 0; }
 };
 
+// Reads by some lanes of a warp that are equally far: of all a bit, of one the rest.
+struct WarpReads {
+  Access of_one;
+  uint32_t lanes = 0;
+
+  bool is_of(const Access& read) const {
+    return of_one.run == read.run && of_one.thread / kLanes == read.thread / kLanes;
+  }
+  bool is_as_far_as(const Access& read) const {
+    return of_one.step == read.step && of_one.syncs == read.syncs && of_one.fences == read.fences;
+  }
+  static uint32_t lane_of(const Access& read) { return uint32_t{1} << read.thread % kLanes; }
+  // each(Access) of its lanes, as long as that says true.
+  template <class F>
+  bool all_of(F&& each) const {
+    for (uint32_t left = lanes; left != 0; left &= left - 1) {
+      Access read = of_one;
+      read.thread = (of_one.thread / kLanes * kLanes + unsigned(std::countr_zero(left))) & 0x7fff;
+      if (!each(read)) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr unsigned kLanes = 32;
+};
+
 // More reads of a byte, in kernels that order some threads only (clocks.h): all that are not
 // ordered before others, and some that are, as they go when there are twice as many as were left
-// the time before.
-struct Reads {
-  static constexpr size_t kFew = 16;
-  std::vector<Access> all;
-  size_t most = kFew;
+// the time before. The first few are in a line of a cache with what leads to the rest.
+struct alignas(64) Reads {
+  std::array<WarpReads, 2> first;
+  std::vector<WarpReads> rest;
+
+  bool empty() const { return (first[0].lanes | first[1].lanes) == 0 && rest.empty(); }
+  void clear() {
+    first[0].lanes = first[1].lanes = 0;
+    rest.clear();
+  }
+  // Those that a read is looked for in: mostly those of warps that read a tile again and again.
+  template <class F>
+  bool any_of_few(F&& is) {
+    constexpr size_t kFew = 16;
+    for (WarpReads& some : first) {
+      if (is(some)) return true;
+    }
+    for (size_t i = 0; i < std::min(rest.size(), kFew); ++i) {
+      if (is(rest[i])) return true;
+    }
+    return false;
+  }
+  // Before it would grow those go of which is(WarpReads) says so.
+  template <class F>
+  void add(const WarpReads& reads, F&& is) {
+    constexpr size_t kLeast = 8;
+    if (rest.size() == rest.capacity()) {
+      std::erase_if(rest, is);
+      if (2 * rest.size() >= rest.capacity()) rest.reserve(std::max(kLeast, 2 * rest.capacity()));
+    }
+    rest.push_back(reads);
+  }
 };
 
 constexpr uintptr_t kWord = 4;
@@ -74,7 +128,7 @@ struct alignas(64) Word {
     whole.forget_reads();
     awaits_copy = false;
     divided = false;
-    if (details) details->reads.all.clear();
+    if (details) details->reads.clear();
   }
   Details& more() {
     if (!details) details = std::make_unique<Details>();

@@ -9,6 +9,7 @@
 #include "cpp/check.h"
 #include "gpu/child.h"
 #include "gpu/device_arrays.h"
+#include "gpu/host_backend.h"
 #include "gpu/host_unit.h"
 #include "gpu/mutations.h"
 

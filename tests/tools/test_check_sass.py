@@ -63,23 +63,32 @@ Resource usage:
   REG:167 STACK:8 SHARED:1024 LOCAL:0 CONSTANT[2]:8 CONSTANT[0]:712 TEXTURE:0 SURFACE:0 SAMPLER:0
 """
 
-# Of cuobjdump 13.5 and nvdisasm, -sass.
-SASS = f"""
-	code for sm_80
+# Of nvdisasm 13.5, -c -ndf, of two cubins.
+SM80 = f"""
 	.target	sm_80
 
-		Function : {ADD}
-	.headerflags	@"EF_CUDA_SM80 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM80)"
-        /*0000*/               IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ; /* 0x00000a00ff017624 */
- /* 0x000fe400078e00ff */
-        /*0370*/          @!P0 LDG.E.128.CONSTANT R8, desc[UR4][R18.64] ; /* 0x0000000412088981 */
-        /*0380*/              @UP0 UIADD3 UR4, UR4, 0x1, URZ ; /* 0x0000000412088981 */
-	code for sm_90a
-		Function : {STREAM}
-        /*1230*/                   LDG.E.EF.128 R4, desc[UR6][R2.64] ; /* 0x0000000412088981 */
-        /*1240*/                   STL [R1], R4 ; /* 0x0000000412088981 */
-        /*1250*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ; /* 0x0000000412088981 */
-        /*1260*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ; /* 0x0000000412088981 */
+	.elftype	@"ET_EXEC"
+
+//--------------------- .text.{ADD} --------------------------
+	.section	.text.{ADD},"ax",@progbits
+	.align	128
+        .global         {ADD}
+{ADD}:
+.text.{ADD}:
+        /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
+.L_x_1:
+        /*0370*/              @!P0 LDG.E.128.CONSTANT R8, desc[UR4][R18.64] ;
+        /*0380*/              @UP0 UIADD3 UR4, UR4, 0x1, URZ ;
+"""
+SM90A = f"""
+	.target	sm_90a
+	.section	.text.{ADD},"ax",@progbits
+        /*0000*/                   EXIT ;
+	.section	.text.{STREAM},"ax",@progbits
+        /*1230*/                   LDG.E.EF.128 R4, desc[UR6][R2.64] ;
+        /*1240*/                   STL [R1], R4 ;
+        /*1250*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*1260*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
 """
 
 
@@ -115,8 +124,14 @@ def test_what_cuobjdump_says(sass):
 
 
 def test_opcodes_by_kernel(sass):
-    assert sass.parse_sass(SASS.splitlines()) == {
+    def opcodes_of(dump):
+        return {key: sass.count_opcodes(code) for key, code in sass.functions_of(dump).items()}
+
+    assert opcodes_of(SM80) == {
         ("sm_80", ADD): {"IMAD.MOV.U32": 1, "LDG.E.128.CONSTANT": 1, "UIADD3": 1},
+    }
+    assert opcodes_of(SM90A) == {
+        ("sm_90a", ADD): {"EXIT": 1},
         ("sm_90a", STREAM): {"LDG.E.EF.128": 1, "STL": 1, "WARPGROUP.DEPBAR.LE": 2},
     }
 
@@ -219,9 +234,8 @@ def test_wgmma_is_not_waited_for_product_by_product(sass):
 
 
 # Scores by operands in registers, while the sums of values before them are under way.
-WGMMA = f"""
-	code for sm_90a
-		Function : {STREAM}
+WGMMA = """
+.L_x_1:
         /*0000*/                   LDS.64 R12, [R2] ;
         /*0010*/                   WARPGROUP.ARRIVE ;
         /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ;
@@ -230,17 +244,18 @@ WGMMA = f"""
         /*0050*/                   HGMMA.64x64x16.F32.BF16 R56, R12, gdesc[UR8], R56, gsb0 ;
         /*0060*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
         /*0070*/                   FADD R24, R24, R4 ;
-        /*0080*/               @P0 BRA 0xa0 ;
+        /*0080*/               @P0 BRA `(.L_x_2) ;
         /*0090*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+.L_x_2:
         /*00a0*/                   IMAD.MOV.U32 R5, RZ, RZ, R15 ;
-        /*00b0*/              @!P1 BRA 0x0 ;
+        /*00b0*/              @!P1 BRA `(.L_x_1) ;
         /*00c0*/                   EXIT ;
 """
 
 
 def test_what_touches_registers_of_products_that_are_under_way(sass):
-    ((key, code),) = sass.code_with_products(WGMMA.splitlines()).items()
-    assert key == ("sm_90a", STREAM)
+    code = sass.instructions_of(WGMMA)
+    assert code[8] == (0x80, "@P0 BRA 0xa0")
     # The operand is loaded anew where the branch has left out the wait, and the sums are added to.
     again = ["0x0 LDS.64 R12, [R2]", "0x40 FADD R3, R56, R4"]
     assert sass.find_touches(code) == again

@@ -161,8 +161,9 @@ struct PageIndexKernel {
         EFFINFER_UNROLL
         for (int j = 0; j < kPivots; ++j) pivots[j] = value_of(range.pivot(j));
         for (int i = unit_.thread; i < size; i += kThreads) {
+          const float score = scores[i];
           EFFINFER_UNROLL
-          for (int j = 0; j < kPivots; ++j) counts[j] += scores[i] >= pivots[j] ? 1 : 0;
+          for (int j = 0; j < kPivots; ++j) counts[j] += score >= pivots[j] ? 1 : 0;
         }
         threads_.sum(counts);
         const KeyRange old = range;
@@ -177,8 +178,9 @@ struct PageIndexKernel {
       const float least = value_of(range.low);
       int counts[2] = {};  // above it, and equal
       for (int i = unit_.thread; i < size; i += kThreads) {
-        counts[0] += scores[i] > least ? 1 : 0;
-        counts[1] += scores[i] == least ? 1 : 0;
+        const float score = scores[i];
+        counts[0] += score > least ? 1 : 0;
+        counts[1] += score == least ? 1 : 0;
       }
       threads_.sum(counts);
       const HeadEnd end = head_end<false>(least, counts[0], counts[1], wanted);

@@ -82,14 +82,14 @@ EFFINFER_DEVICE float& score_at(BlockScores& block, int t, int r) {
 // The first one becomes the last, the others move up. Registers have no index: code that takes what
 // is first, and turns it as often as there are numbers or blocks, is there once, not for each.
 template <int kCount>
-EFFINFER_DEVICE void turn(float (&x)[kCount]) {
+EFFINFER_REGISTERS EFFINFER_DEVICE void turn(float (&x)[kCount]) {
   const float first = x[0];
   EFFINFER_UNROLL
   for (int i = 0; i + 1 < kCount; ++i) x[i] = x[i + 1];
   x[kCount - 1] = first;
 }
 template <int kCount>
-EFFINFER_DEVICE void turn(BlockScores (&blocks)[kCount]) {
+EFFINFER_REGISTERS EFFINFER_DEVICE void turn(BlockScores (&blocks)[kCount]) {
   EFFINFER_UNROLL
   for (int i = 0; i < 16; ++i) {
     const float first = blocks[0][i / 4][i % 4];
@@ -163,7 +163,7 @@ EFFINFER_DEVICE void add_first_logits(Unit& unit, BlockScores& block, const Item
 }
 
 // -infinity where a row sees nothing: bit t of `seen` is token t.
-EFFINFER_DEVICE void hide_unseen(BlockScores& block, int r, uint32_t seen) {
+EFFINFER_REGISTERS EFFINFER_DEVICE void hide_unseen(BlockScores& block, int r, uint32_t seen) {
   if (seen == 0xff) return;
   EFFINFER_UNROLL
   for (int t = 0; t < 8; ++t) {
@@ -178,8 +178,8 @@ EFFINFER_DEVICE float reference_of(float highest, float factor) {
 
 // Scores become weights; the lane's `sum` goes on, token by token.
 template <class Unit>
-EFFINFER_DEVICE void make_weights(Unit& unit, BlockScores& block, int r, float factor,
-                                  float reference, float& sum) {
+EFFINFER_REGISTERS EFFINFER_DEVICE void make_weights(Unit& unit, BlockScores& block, int r,
+                                                     float factor, float reference, float& sum) {
   EFFINFER_UNROLL
   for (int t = 0; t < 8; ++t) {
     float& x = score_at(block, t, r);
