@@ -25,6 +25,8 @@ struct OneTokenSum {
 
 template <ops::PackedFormat kFormat, class Tokens>
 class OneTokenMultiplier {
+  static_assert(kFormat.scales != ops::ScaleKind::dense);  // it has nothing to scale
+
  public:
   using Sums = OneTokenSum;
   using Header = HeaderRow<kFormat, 1>;
