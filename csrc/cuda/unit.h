@@ -46,7 +46,7 @@
 //                           what other blocks wrote before this one synchronised with them
 //   prefetch(from, bytes)   asks for aligned multiples of 16 bytes of global memory, so that they
 //                           come from the second cache to who reads them soon. Nothing waits for
-//                           them, and no result depends on it. All of a warp call it, with the same
+//                           them, and no result depends on it. All of a warp ask for the same
 //   atomic_add(pointer, n)  on global memory; returns what was there. fence() orders what a thread
 //                           wrote to global memory before it against what it writes after it, for
 //                           other blocks

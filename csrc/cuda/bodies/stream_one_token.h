@@ -32,30 +32,19 @@ class OneTokenMultiplier {
   using Header = HeaderRow<kFormat, 1>;
   using Factors = HeaderFactors<kFormat, 1>;
 
-  // `group` is where the row group of the lane's half lies in a place, in bytes.
   template <class Unit>
-  EFFINFER_DEVICE OneTokenMultiplier(Unit& unit, int group, const FeedSource&) {
-    const int g = unit.lane / 4;
-    const int t = unit.lane % 4;
-    lines_ = unit.kept(group + Weights::lines_at(t, g % 4));
-    high_ = unit.kept(group + Weights::high_at(g % 4));
-    scales_ = unit.kept(group + Scales::at(unit.lane));
-    tokens_ = unit.kept(t * 8);
-    ones_.template set<kFormat>(unit);
-  }
+  EFFINFER_DEVICE OneTokenMultiplier(Unit& unit, int group, const FeedSource&)
+      : places_(unit, group), token_(unit.kept(unit.lane % 4 * 8)), ones_(unit) {}
 
   // Adds a superblock, of which weights and token lie in a place.
   template <class Unit>
   EFFINFER_DEVICE void add(Unit& unit, const uint8_t* group, const Factors& factors,
                            const uint8_t* of_token, Sums& sum) const {
-    Weights weights;
-    weights.load(group + lines_, group + high_);
-    Scales scales;
-    scales.load(group + scales_);
-    const uint8_t* const token = of_token + tokens_;
+    const auto piece = places_.load(group);
+    const uint8_t* const token = of_token + token_;
     EFFINFER_UNROLL
     for (int block = 0; block < piece_layout(kFormat).steps / Products::kSteps; ++block) {
-      const Products of(unit, weights, block);
+      const Products of(unit, piece.weights, block);
       uint32_t b[Products::kSteps][2];
       Products::load_tokens(token + block * Products::kSteps * Tokens::kStepBytes,
                             Tokens::kStepBytes, b);
@@ -64,16 +53,15 @@ class OneTokenMultiplier {
       float products[2][4];
       EFFINFER_UNROLL
       for (int pair = 0; pair < 2; ++pair) of.multiply(unit, pair, b, activations, products[pair]);
-      sum.value = fmaf(scales.scale(unit, factors, block, 0), own(unit.lane, products), sum.value);
+      sum.value =
+          fmaf(piece.scales.scale(unit, factors, block, 0), own(unit.lane, products), sum.value);
       if constexpr (kFormat.has_min) {
-        sum.value = fmaf(scales.minimum(unit, factors, block, 0), activations[0], sum.value);
+        sum.value = fmaf(piece.scales.minimum(unit, factors, block, 0), activations[0], sum.value);
       }
     }
   }
 
  private:
-  using Weights = WeightFragments<kFormat>;
-  using Scales = StreamScales<kFormat, 1>;
   using Products = BlockProducts<kFormat>;
 
   // That of row t of the lane's four.
@@ -85,12 +73,9 @@ class OneTokenMultiplier {
     return (lane & 1) != 0 ? odd : even;
   }
 
-  // Where the lane's share lies in a place, in bytes.
-  int lines_;
-  int high_;
-  int scales_;
-  int tokens_;
-  OffsetRow ones_;
+  LanePlaces<kFormat, 1> places_;
+  int token_;  // of its numbers in a place, in bytes
+  OffsetRow<kFormat> ones_;
 };
 
 }  // namespace effinfer::cuda

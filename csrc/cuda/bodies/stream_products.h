@@ -1,20 +1,62 @@
-// What stream_matmul.h does for a block of k under one scale, whatever the tokens: integers times
-// activations, exactly, with float32 sums by the tensor cores.
+// What stream_matmul.h does whatever the tokens: a lane's share of a piece, and for a block of k
+// under one scale integers times activations, exactly, with float32 sums by the tensor cores.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/bodies/dequant.h"
+#include "cuda/bodies/stream_scales.h"
 #include "cuda/unit.h"
 
 namespace effinfer::cuda {
 
+// A lane's weights of a piece, and the scales of so many of its rows.
+template <ops::PackedFormat kFormat, int kRows>
+struct LanePiece {
+  struct NoScales {};
+  using Weights = WeightFragments<kFormat>;
+  using Scales = std::conditional_t<kFormat.scales == ops::ScaleKind::dense, NoScales,
+                                    StreamScales<kFormat, kRows>>;
+  Weights weights;
+  Scales scales;
+};
+
+// Where they lie in a place, in bytes; `group` is where the row group of the lane's half lies.
+template <ops::PackedFormat kFormat, int kRows>
+class LanePlaces {
+ public:
+  using Piece = LanePiece<kFormat, kRows>;
+
+  template <class Unit>
+  EFFINFER_DEVICE LanePlaces(Unit& unit, int group) {
+    const int quad = unit.lane / 4 % 4;
+    lines_ = unit.kept(group + Piece::Weights::lines_at(unit.lane % 4, quad));
+    high_ = unit.kept(group + Piece::Weights::high_at(quad));
+    if constexpr (kHasScales) scales_ = unit.kept(group + Piece::Scales::at(unit.lane));
+  }
+
+  EFFINFER_DEVICE Piece load(const uint8_t* place) const {
+    Piece piece;
+    piece.weights.load(place + lines_, place + high_);
+    if constexpr (kHasScales) piece.scales.load(place + scales_);
+    return piece;
+  }
+
+ private:
+  static constexpr bool kHasScales = kFormat.scales != ops::ScaleKind::dense;
+
+  int lines_;
+  int high_;
+  int scales_;
+};
+
 // A row of ones, less than zero and as large as quant_offset(): its product is what others begin
 // with.
-class OffsetRow {
- public:
-  template <ops::PackedFormat kFormat, class Unit>
-  EFFINFER_DEVICE void set(Unit& unit) {
+template <ops::PackedFormat kFormat>
+struct OffsetRow {
+  template <class Unit>
+  EFFINFER_DEVICE explicit OffsetRow(Unit& unit) {
     constexpr uint32_t kEach = bf16_pair(-quant_offset(kFormat));
     // By shuffles, so that the compiler does not know them: constants it would make for each
     // product.
@@ -61,7 +103,7 @@ class BlockProducts {
 
   // The sum of their activations times what integers are too large, less than zero.
   template <class Unit>
-  EFFINFER_DEVICE static void add_up(Unit& unit, const OffsetRow& ones,
+  EFFINFER_DEVICE static void add_up(Unit& unit, const OffsetRow<kFormat>& ones,
                                      const uint32_t (&b)[kSteps][2], float (&activations)[4]) {
     if constexpr (kOffset != 0) {
       EFFINFER_UNROLL

@@ -43,14 +43,11 @@ class TileMultiplier {
   using Header = HeaderRow<kFormat, 4>;
   using Factors = HeaderFactors<kFormat, 4>;
 
-  // `group` is where the row group of the lane's half lies in a place, in bytes.
   template <class Unit>
-  EFFINFER_DEVICE TileMultiplier(Unit& unit, int group, const FeedSource& source) {
+  EFFINFER_DEVICE TileMultiplier(Unit& unit, int group, const FeedSource& source)
+      : places_(unit, group), ones_(unit) {
     const int g = unit.lane / 4;
     const int t = unit.lane % 4;
-    lines_ = unit.kept(group + Weights::lines_at(t, g % 4));
-    high_ = unit.kept(group + Weights::high_at(g % 4));
-    if constexpr (!kDense) scales_ = unit.kept(group + Scales::at(unit.lane));
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       if (Tokens::kTileBytes != 0 && tile > 0) {
@@ -62,17 +59,13 @@ class TileMultiplier {
       const int token = tile * kTileTokens + g;
       tokens_[tile] = unit.kept(Tokens::at(source.shape, token < last ? token : last) + t * 8);
     }
-    ones_.template set<kFormat>(unit);
   }
 
   // Adds a piece, of which weights and tokens lie in a place.
   template <class Unit>
   EFFINFER_DEVICE void add(Unit& unit, const uint8_t* group, const Factors& factors,
                            const uint8_t* of_tokens, Sums& sums) const {
-    Weights weights;
-    weights.load(group + lines_, group + high_);
-    Scales scales;
-    if constexpr (!kDense) scales.load(group + scales_);
+    const auto piece = places_.load(group);
     const uint8_t* tokens[kTiles];
     EFFINFER_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) tokens[tile] = of_tokens + tokens_[tile];
@@ -83,13 +76,13 @@ class TileMultiplier {
       if constexpr (!kDense) {
         EFFINFER_UNROLL
         for (int row = 0; row < 4; ++row) {
-          scale[row] = scales.scale(unit, factors, block, row);
+          scale[row] = piece.scales.scale(unit, factors, block, row);
           if constexpr (kFormat.has_min) {
-            minimum[row] = scales.minimum(unit, factors, block, row);
+            minimum[row] = piece.scales.minimum(unit, factors, block, row);
           }
         }
       }
-      const Products products(unit, weights, block);
+      const Products products(unit, piece.weights, block);
       EFFINFER_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
         const uint8_t* from = tokens[tile] + block * Products::kSteps * Tokens::kStepBytes;
@@ -101,9 +94,6 @@ class TileMultiplier {
  private:
   static constexpr PieceLayout kPiece = piece_layout(kFormat);
   static constexpr bool kDense = kFormat.scales == ops::ScaleKind::dense;
-  using Weights = WeightFragments<kFormat>;
-  struct NoScales {};
-  using Scales = std::conditional_t<kDense, NoScales, StreamScales<kFormat, 4>>;
   using Products = BlockProducts<kFormat>;
 
   template <class Unit>
@@ -133,12 +123,9 @@ class TileMultiplier {
     }
   }
 
-  // Where the lane's share lies in a place, in bytes.
-  int lines_;
-  int high_;
-  int scales_;
-  int tokens_[kTiles];
-  OffsetRow ones_;
+  LanePlaces<kFormat, 4> places_;
+  int tokens_[kTiles];  // of its numbers in a place, in bytes
+  OffsetRow<kFormat> ones_;
 };
 
 }  // namespace effinfer::cuda
