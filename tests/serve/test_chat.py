@@ -11,7 +11,8 @@ import pytest
 from effinfer import LLM, SamplingParams
 from tests.serve.process import Server
 
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+# Answered by any arithmetic alike: each token is a logit above the next one.
+FRANCE = [{"role": "user", "content": "Name the capital of France."}]
 QUESTIONS = [f"Tell me about the number {number}." for number in range(16)]
 
 
@@ -169,7 +170,7 @@ def test_options_reach_the_sampler(server: Server, llm: LLM):
 
 
 def test_content_may_be_parts(server: Server):
-    parts = [{"type": "text", "text": text} for text in ("What is the capital ", "of France?")]
+    parts = [{"type": "text", "text": text} for text in ("Name the capital ", "of France.")]
     answer = server.client.chat.completions.create(
         model="smol",
         messages=[{"role": "user", "content": parts}],

@@ -12,7 +12,7 @@ from effinfer import LLM, SamplingParams
 from tests.serve.process import Server, check_error
 from tests.serve.scripted import TEMPLATE, ScriptedLLM, with_client
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Name the capital of France."  # answered by any arithmetic alike
 FORMAT = {"type": "json_schema", "name": "x", "schema": {"enum": ["yes", "no"]}}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
