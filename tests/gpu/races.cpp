@@ -48,20 +48,26 @@ struct Fences {
 class Detector final : public Observer {
  public:
   void launch_begins(const Grid& grid, uint64_t series) override {
-    // There is room for so many; of more nothing is known.
-    series_ = series <= UINT16_MAX ? static_cast<uint16_t>(series) : 0;
     first_run_ = run_ + 1;
     threads_ = static_cast<size_t>(grid.threads);
     fences_.clear();
     complaint_.clear();
-    shadow_.begin_launch();
+    if (accesses_.are_used_up()) {
+      accesses_.forget();
+      shadow_.forget();
+      first_of_series_ = 1;
+    }
+    accesses_.begin_launch();
+    shadow_.begin_launch(accesses_.next());
+    if (std::exchange(series_, series) != series) first_of_series_ = accesses_.next();
   }
   void block_begins(const void* shared, size_t bytes) override {
     ++run_;
     fences_.emplace_back().of_thread.resize(threads_ + Hopper::kMostBarriers);
     async_fences_.assign(threads_ + Hopper::kMostBarriers, {});
     syncs_.clear();
-    shadow_.begin_block(shared, bytes);
+    accesses_.begin_block(threads_ + Hopper::kMostBarriers);
+    shadow_.begin_block(shared, bytes, accesses_.next());
   }
   void resumes(const Progress* thread) override;
   void passes_sync(uint32_t syncs, const Where& where) override {
@@ -94,11 +100,11 @@ class Detector final : public Observer {
   }
   void loads(const Progress& thread, const void* from, size_t bytes) override {
     require_inputs(thread, from, bytes, false, nullptr);
-    const auto is_known = [&](const Word& word) { return word.whole.write.run < first_run_; };
-    if (shadow_.all_whole(from, bytes, first_run_, run_, is_known)) return;
-    for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
-      if (here.byte.write.run >= first_run_) {
-        complain(at, here.byte.write, thread, "takes from load()", "wrote", nullptr);
+    const auto is_known = [](const Word& word, Number oldest) { return word.whole.write < oldest; };
+    if (shadow_.all_whole(from, bytes, is_known)) return;
+    shadow_.for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
+      if (here.byte.write >= shadow_.oldest(at)) {
+        complain(at, accesses_[here.byte.write], thread, "takes from load()", "wrote", nullptr);
       }
     });
   }
@@ -108,19 +114,19 @@ class Detector final : public Observer {
   void begins_copy(const Progress& thread, void* to, size_t bytes) override {
     use_banks(thread, to, bytes, &kCopies);
     touch(thread, to, bytes, true, nullptr);
-    await_copy(to, bytes, true);
+    shadow_.await_copy(to, bytes, true);
   }
   void skips_copy(const Progress& thread) override {
     if (banks_) banks_->skip(&kCopies, thread.thread);
   }
   void ends_copy(const Progress& thread, void* to, size_t bytes) override {
-    await_copy(to, bytes, false);
+    shadow_.await_copy(to, bytes, false);
     touch(thread, to, bytes, true, nullptr);
   }
   void begins_bulk(const Progress& thread, void* to, size_t bytes) override {
     require_fenced(thread, to, bytes, "copies over");
     touch(thread, to, bytes, true, nullptr);
-    await_copy(to, bytes, true);
+    shadow_.await_copy(to, bytes, true);
   }
   void reads_async(const Progress& thread, const void* from, size_t bytes) override {
     touch(thread, from, bytes, false, nullptr);
@@ -142,7 +148,7 @@ class Detector final : public Observer {
   void require_inputs(const Progress& thread, const void* place, size_t bytes, bool writes,
                       void* caller) {
     if (!thread.is_early || shadow_.is_shared(reinterpret_cast<uintptr_t>(place))) return;
-    if (!writes && (series_ == 0 || !shadow_.is_written(place, bytes, series_))) return;
+    if (!writes && !shadow_.is_written(place, bytes, first_of_series_)) return;
     if (!complaint_.empty()) return;
     complaint_ = "thread " + std::to_string(thread.thread) +
                  (writes ? " writes" : " reads what a kernel before wrote") +
@@ -163,26 +169,22 @@ class Detector final : public Observer {
   }
 
  private:
-  // each(address, Place) of bytes, with what this launch knows of them.
-  template <class F>
-  void for_bytes(const void* place, size_t size, F&& each) {
-    shadow_.for_bytes(place, size, first_run_, run_, each);
-  }
-  // Made in registers: what is stored field by field cannot be read as one for some cycles.
-  Access access_of(const Progress& thread) const {
+  using Number = Accesses::Number;
+
+  Access::Bits bits_of(const Progress& thread) const {
     static_assert(std::endian::native == std::endian::little);
     const bool has_clock = thread.clock != nullptr;
     const auto index = static_cast<size_t>(thread.thread);
     const size_t async_fences = has_clock ? async_fences_[index].size() : 0;
     const uint64_t when = has_clock ? thread.epoch : thread.warp_syncs;
-    return std::bit_cast<Access>(std::array<uint64_t, 2>{
-        run_ | when << 32, (thread.syncs & 0xffff) | index << 16 |
-                               uint64_t{thread.fences & 0xffff} << 32 | async_fences << 48});
+    return {run_ | when << 32, (thread.syncs & 0xffff) | index << 16 |
+                                   uint64_t{thread.fences & 0xffff} << 32 | async_fences << 48};
   }
   // That who wrote has fenced since, and that the thread knows of it.
   void require_fenced(const Progress& thread, const void* from, size_t bytes, const char* does) {
-    for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
-      const Access& write = here.byte.write;
+    shadow_.for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
+      if (here.byte.write < shadow_.oldest(at)) return;
+      const Access& write = accesses_[here.byte.write];
       if (write.run != run_ || write.thread >= threads_) return;
       const std::vector<uint32_t>& fences = async_fences_[write.thread];
       const size_t first = write.async_fences;
@@ -192,32 +194,39 @@ class Detector final : public Observer {
     });
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const {
-    if (before.run != now.run) {
-      return before.run < first_run_ || ordered_by_blocks(before, now, thread);
-    }
+    if (before.run != now.run) return ordered_by_blocks(before, now, thread);
     if (before.thread == now.thread) return true;
     if (thread.clock != nullptr) return before.step <= thread.clock[before.thread];
     return before.syncs < now.syncs ||
            (before.thread / kWarp == now.thread / kWarp && before.step < now.step);
   }
   bool ordered_by_blocks(const Access& before, const Access& now, const Progress& thread) const;
-  void await_copy(void* to, size_t bytes, bool awaits) {
-    for_bytes(to, bytes, [=](uintptr_t, const Place& here) { here.awaits_copy = awaits; });
+  // An access that has just been given its number.
+  struct Now {
+    Access access;
+    Number number;
+    const Progress& thread;
+  };
+  bool ordered(Number before, Number oldest, const Now& now) const {
+    return before < oldest || ordered(accesses_[before], now.access, now.thread);
   }
-  void remember_read(const Place& place, const Access& now, const Progress& thread) const;
-  void remember_more(Reads& reads, const Access& now, const Progress& thread) const;
+  // False: it is to be remembered beside the two.
+  bool remember_read(Byte& byte, Number oldest, const Now& now) const;
+  void remember_more(Reads& reads, const Now& now) const;
   // `now` of the thread that does, behind what another one did before.
   void complain(uintptr_t at, const Access& before, const Progress& now, const char* does,
                 const char* did, void* caller);
   std::string since(const Access& access, bool has_clock) const;
 
-  uint16_t series_ = 0;
+  uint64_t series_ = 0;
+  Number first_of_series_ = 1;
   uint32_t run_ = 0;
   uint32_t first_run_ = 1;
   size_t threads_ = 0;
   std::vector<Fences> fences_;                       // of the launch's blocks
   std::vector<Where> syncs_;                         // of the block
   std::vector<std::vector<uint32_t>> async_fences_;  // of each thread, in which epochs
+  Accesses accesses_;
   Shadow shadow_;
   std::string complaint_;
   std::optional<BankCounter> banks_;  // while they are counted
@@ -241,29 +250,30 @@ bool Detector::ordered_by_blocks(const Access& before, const Access& now,
   return before.syncs < theirs.released_syncs || before.fences < theirs.of_thread[before.thread];
 }
 
-void Detector::remember_read(const Place& place, const Access& now, const Progress& thread) const {
-  Byte& byte = place.byte;
-  for (Access& read : byte.reads) {
-    if (ordered(read, now, thread)) {
-      read = now;
-      return;
+bool Detector::remember_read(Byte& byte, Number oldest, const Now& now) const {
+  for (Number& read : byte.reads) {
+    if (ordered(read, oldest, now)) {
+      read = now.number;
+      return true;
     }
   }
-  if (thread.clock != nullptr) return remember_more(place.more_reads(), now, thread);
+  if (now.thread.clock != nullptr) return false;
   const auto same_warp = [](const Access& a, const Access& b) {
     return a.run == b.run && a.thread / kWarp == b.thread / kWarp;
   };
-  if (same_warp(byte.reads[0], byte.reads[1]) && !same_warp(byte.reads[0], now)) {
-    byte.reads[1] = now;
+  const Access& first = accesses_[byte.reads[0]];
+  if (same_warp(first, accesses_[byte.reads[1]]) && !same_warp(first, now.access)) {
+    byte.reads[1] = now.number;
   }
+  return true;
 }
 
-void Detector::remember_more(Reads& reads, const Access& now, const Progress& thread) const {
-  const uint32_t lane = WarpReads::lane_of(now);
+void Detector::remember_more(Reads& reads, const Now& now) const {
+  const uint32_t lane = WarpReads::lane_of(now.access);
   WarpReads* free = nullptr;
   const bool is_there = reads.any_of_few([&](WarpReads& some) {
-    if (some.is_of(now)) {
-      if (some.is_as_far_as(now)) {
+    if (some.is_of(now.access)) {
+      if (some.is_as_far_as(now.access)) {
         some.lanes |= lane;
         return true;
       }
@@ -274,33 +284,34 @@ void Detector::remember_more(Reads& reads, const Access& now, const Progress& th
   });
   if (is_there) return;
   if (free != nullptr) {
-    *free = {now, lane};
+    *free = {now.access, lane};
     return;
   }
-  reads.add({now, lane}, [&](const WarpReads& some) {
-    return some.all_of([&](const Access& read) { return ordered(read, now, thread); });
+  reads.add({now.access, lane}, [&](const WarpReads& some) {
+    return some.all_of([&](const Access& read) { return ordered(read, now.access, now.thread); });
   });
 }
 
 template <bool kWrites>
 [[gnu::always_inline]] inline bool Detector::touch_whole(const Progress& thread, const void* place,
                                                          size_t bytes) {
-  const Access now = access_of(thread);
-  return shadow_.all_whole(place, bytes, first_run_, run_, [&](Word& word) {
+  const Access::Bits bits = bits_of(thread);
+  const Now now{std::bit_cast<Access>(bits), accesses_.number(bits), thread};
+  return shadow_.all_whole(place, bytes, [&](Word& word, Number oldest) {
     Byte& byte = word.whole;
-    if (!kWrites && byte.reads[0] == now) return true;
-    if (!ordered(byte.write, now, thread)) return false;
+    if (!kWrites && byte.reads[0] == now.number) return true;
+    if (!ordered(byte.write, oldest, now)) return false;
     if (!kWrites) {
-      remember_read({byte, word.awaits_copy, word, -1}, now, thread);
+      if (!remember_read(byte, oldest, now)) {
+        remember_more(shadow_.details(word, oldest).reads, now);
+      }
       return true;
     }
-    for (const Access& read : byte.reads) {
-      if (!ordered(read, now, thread)) return false;
+    for (const Number read : byte.reads) {
+      if (!ordered(read, oldest, now)) return false;
     }
-    if (word.details && !word.details->reads.empty()) return false;
-    byte.forget_reads();
-    byte.write = now;
-    word.written = series_;
+    if (shadow_.more_reads(word, oldest) != nullptr) return false;
+    byte = {now.number, {}};
     return true;
   });
 }
@@ -312,29 +323,34 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
                        : touch_whole<false>(thread, place, bytes))) {
     return;
   }
-  Access now = access_of(thread);
-  now.is_added = adds;
+  auto access = std::bit_cast<Access>(bits_of(thread));
+  access.is_added = adds;
+  const Now now{access, accesses_.number(access.bits()), thread};
   const char* const does = writes ? "writes" : "reads";
-  for_bytes(place, bytes, [&](uintptr_t at, const Place& here) {
+  shadow_.for_bytes(place, bytes, [&](uintptr_t at, const Place& here) {
+    const Number oldest = shadow_.oldest(at);
     Byte& byte = here.byte;
-    if (here.awaits_copy)
-      complain(at, byte.write, thread, "touches", "has yet to wait for", caller);
-    if (!writes && byte.reads[0] == now) return;
-    const bool both_add = adds && byte.write.is_added;
-    if (!both_add && !ordered(byte.write, now, thread)) {
-      complain(at, byte.write, thread, does, "wrote", caller);
+    if (here.awaits_copy()) {
+      complain(at, accesses_[byte.write], thread, "touches", "has yet to wait for", caller);
     }
-    if (!writes) return remember_read(here, now, thread);
-    if (byte.is_read()) {
-      for (const Access& read : byte.reads) {
-        if (!ordered(read, now, thread)) complain(at, read, thread, does, "read", caller);
+    if (!writes && byte.reads[0] == now.number) return;
+    if (!ordered(byte.write, oldest, now) && !(adds && accesses_[byte.write].is_added)) {
+      complain(at, accesses_[byte.write], thread, does, "wrote", caller);
+    }
+    if (!writes) {
+      if (remember_read(byte, oldest, now)) return;
+      Reads* const reads = here.reads();
+      return remember_more(reads ? *reads : shadow_.details(here.word, oldest).reads, now);
+    }
+    for (const Number read : byte.reads) {
+      if (!ordered(read, oldest, now)) {
+        complain(at, accesses_[read], thread, does, "read", caller);
       }
-      byte.forget_reads();
     }
     if (Reads* const reads = here.reads(); reads != nullptr && !reads->empty()) {
       const auto check = [&](const WarpReads& some) {
         some.all_of([&](const Access& read) {
-          if (!ordered(read, now, thread)) complain(at, read, thread, does, "read", caller);
+          if (!ordered(read, access, thread)) complain(at, read, thread, does, "read", caller);
           return true;
         });
       };
@@ -342,8 +358,7 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
       std::ranges::for_each(reads->rest, check);
       reads->clear();
     }
-    byte.write = now;
-    here.word.written = series_;
+    byte = {now.number, {}};
   });
 }
 
@@ -444,39 +459,8 @@ template <bool kWrites>
   void __tsan_unaligned_##name(void* place) {           \
     EFFINFER_TELL(bytes, writes, 1)                     \
   }
-#define EFFINFER_ATOMICS(bits, Number)                                                      \
-  Number __tsan_atomic##bits##_load(const volatile void* from, int) {                       \
-    return __atomic_load_n(static_cast<const volatile Number*>(from), __ATOMIC_SEQ_CST);    \
-  }                                                                                         \
-  void __tsan_atomic##bits##_store(volatile void* to, Number value, int) {                  \
-    __atomic_store_n(static_cast<volatile Number*>(to), value, __ATOMIC_SEQ_CST);           \
-  }                                                                                         \
-  Number __tsan_atomic##bits##_exchange(volatile void* at, Number value, int) {             \
-    return __atomic_exchange_n(static_cast<volatile Number*>(at), value, __ATOMIC_SEQ_CST); \
-  }                                                                                         \
-  Number __tsan_atomic##bits##_fetch_add(volatile void* at, Number value, int) {            \
-    return __atomic_fetch_add(static_cast<volatile Number*>(at), value, __ATOMIC_SEQ_CST);  \
-  }                                                                                         \
-  Number __tsan_atomic##bits##_fetch_sub(volatile void* at, Number value, int) {            \
-    return __atomic_fetch_sub(static_cast<volatile Number*>(at), value, __ATOMIC_SEQ_CST);  \
-  }                                                                                         \
-  bool __tsan_atomic##bits##_compare_exchange_strong(volatile void* at, void* expected,     \
-                                                     Number value, int, int) {              \
-    return __atomic_compare_exchange_n(static_cast<volatile Number*>(at),                   \
-                                       static_cast<Number*>(expected), value, false,        \
-                                       __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                 \
-  }                                                                                         \
-  bool __tsan_atomic##bits##_compare_exchange_weak(volatile void* at, void* expected,       \
-                                                   Number value, int, int) {                \
-    return __tsan_atomic##bits##_compare_exchange_strong(at, expected, value, 0, 0);        \
-  }
 
 extern "C" {
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-void __tsan_vptr_update(void*, void*) {}
-void __tsan_vptr_read(void*) {}
 EFFINFER_ACCESS(read1, 1, false)
 EFFINFER_ACCESS(read2, 2, false)
 EFFINFER_ACCESS(read4, 4, false)
@@ -490,11 +474,7 @@ EFFINFER_ACCESS(write16, 16, true)
 void __tsan_read_range(void* place, unsigned long bytes) {
   EFFINFER_TELL(bytes, false, 1)
 }
-void __tsan_write_range(void* place, unsigned long bytes){
-    EFFINFER_TELL(bytes, true, 1)} EFFINFER_ATOMICS(8, unsigned char)
-    EFFINFER_ATOMICS(16, unsigned short) EFFINFER_ATOMICS(32, unsigned int)
-        EFFINFER_ATOMICS(64, unsigned long) void __tsan_atomic_thread_fence(int) {
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+void __tsan_write_range(void* place, unsigned long bytes) {
+  EFFINFER_TELL(bytes, true, 1)
 }
-void __tsan_atomic_signal_fence(int) {}
 }

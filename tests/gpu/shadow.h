@@ -6,14 +6,15 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <stdexcept>
 #include <unordered_map>
 #include <vector>
 
 namespace effinfer::cuda::host {
 
-// Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches; run 0
-// came before all.
+// Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches.
 struct Access {
   uint32_t run = 0;
   uint32_t step = 0;  // `warp_syncs` of its thread or, where clocks are kept, the epoch
@@ -23,20 +24,63 @@ struct Access {
   uint16_t fences = 0;
   uint16_t async_fences = 0;
 
-  bool operator==(const Access& other) const {
-    using Bits = std::array<uint64_t, 2>;
-    return std::bit_cast<Bits>(*this) == std::bit_cast<Bits>(other);
+  // As it is made and compared, in registers: what is stored field by field cannot be read as one
+  // for some cycles.
+  using Bits = std::array<uint64_t, 2>;
+  Bits bits() const { return std::bit_cast<Bits>(*this); }
+};
+
+// Accesses of a launch by numbers, of which memory has many and which are a quarter as large. They
+// grow through all launches: 0 is none, and those below that of a launch's first one are of
+// launches before.
+class Accesses {
+ public:
+  using Number = uint32_t;
+
+  void begin_launch() {
+    first_ = next();
+    all_.clear();
   }
+  // For as many threads and others that do something.
+  void begin_block(size_t agents) { last_.resize(std::max(last_.size(), 2 * agents)); }
+  bool are_used_up() const { return first_ >= kMost / 2; }
+  void forget() { *this = {}; }
+  Number next() const { return first_ + static_cast<Number>(all_.size()); }
+
+  // The same for one that is the last of its thread already.
+  [[gnu::always_inline]] Number number(const Access::Bits& now) {
+    if (now[0] == recent_bits_[0] && now[1] == recent_bits_[1]) return recent_;
+    return number_of_other(now);
+  }
+  const Access& operator[](Number number) const { return all_[number - first_]; }
+
+ private:
+  [[gnu::noinline]] Number number_of_other(const Access::Bits& bits) {
+    const auto now = std::bit_cast<Access>(bits);
+    Number& last = last_[size_t{2} * now.thread + now.is_added];
+    if (last < first_ || all_[last - first_].bits() != bits) {
+      if (next() == kMost) throw std::length_error("races: a launch with more accesses than that");
+      last = next();
+      all_.push_back(now);
+    }
+    recent_bits_ = bits;
+    recent_ = last;
+    return last;
+  }
+
+  static constexpr Number kMost = UINT32_MAX;
+  Number first_ = 1;
+  std::vector<Access> all_;
+  std::vector<Number> last_;  // of each agent: all but what adds, and that
+  Access::Bits recent_bits_{};
+  Number recent_ = 0;
 };
 
 // The last write of a byte, and two reads since then that stand for all: while neither is ordered
 // before another read, they are of two threads, of two warps or blocks where there were such.
 struct Byte {
-  Access write;
-  std::array<Access, 2> reads;
-
-  void forget_reads() { reads[0].run = reads[1].run = 0; }
-  bool is_read() const { return (reads[0].run | reads[1].run) != 0; }
+  Accesses::Number write = 0;
+  std::array<Accesses::Number, 2> reads{};
 };
 
 // Reads by some lanes of a warp that are equally far: of all a bit, of one the rest.
@@ -110,142 +154,193 @@ struct Details {
   std::array<Byte, kWord> parts;
   std::array<Reads, kWord> reads_of_parts;
   std::array<bool, kWord> part_awaits_copy{};
+  Accesses::Number oldest = 0;  // what it knows came from there on
 };
 
-// Of four bytes, which are told apart once something has touched less than all. A line of a cache.
-struct alignas(64) Word {
+// Of four bytes, which are told apart once something has touched less than all.
+struct Word {
   Byte whole;
-  uint32_t since = 0;  // the launch, or the run of a block for which shared memory is new
-  bool awaits_copy = false;
-  bool divided = false;
-  uint16_t written = 0;  // in which series of launches, that begin before others have ended
-  std::unique_ptr<Details> details;
+  uint32_t details : 30 = 0;  // 0: none
+  uint32_t is_divided : 1 = false;
+  uint32_t awaits_copy : 1 = false;
 
-  // What launches before have left is of no meaning any more, but for its memory.
-  void begin(uint32_t now) {
-    since = now;
-    whole.write.run = 0;
-    whole.forget_reads();
-    awaits_copy = false;
-    divided = false;
-    if (details) details->reads.clear();
-  }
-  Details& more() {
-    if (!details) details = std::make_unique<Details>();
-    return *details;
-  }
-  void divide() {
-    Details& mine = more();
-    divided = true;
-    mine.parts.fill(whole);
-    mine.reads_of_parts.fill(mine.reads);
-    mine.part_awaits_copy.fill(awaits_copy);
-  }
+  bool is_plain() const { return (is_divided | awaits_copy) == 0; }
 };
-static_assert(sizeof(Word) == 64);
+static_assert(sizeof(Word) == 16);
 
 // One of a word's bytes, or all four.
 struct Place {
   Byte& byte;
-  bool& awaits_copy;
   Word& word;
-  int part;  // or -1: all
+  int part;          // or -1: all
+  Details* details;  // or null: there are none yet
 
-  Reads* reads() const {
-    if (!word.details) return nullptr;
-    return part < 0 ? &word.details->reads
-                    : &word.details->reads_of_parts[static_cast<size_t>(part)];
+  bool awaits_copy() const {
+    return part < 0 ? word.awaits_copy != 0 : details->part_awaits_copy[static_cast<size_t>(part)];
   }
-  Reads& more_reads() const {
-    word.more();
-    return *reads();
+  void await_copy(bool awaits) const {
+    if (part < 0) {
+      word.awaits_copy = awaits;
+    } else {
+      details->part_awaits_copy[static_cast<size_t>(part)] = awaits;
+    }
+  }
+  Reads* reads() const {
+    if (details == nullptr) return nullptr;
+    return part < 0 ? &details->reads : &details->reads_of_parts[static_cast<size_t>(part)];
   }
 };
 
-// Words of what the kernels of a thread of the host have touched.
+// Words of what the kernels of a thread of the host have touched. What has numbers below the oldest
+// that count is forgotten: of global memory those of launches before, of shared memory those of
+// blocks before.
 class Shadow {
  public:
-  void begin_launch() {
-    if (pages_.size() <= kPagesKept) return;
-    pages_.clear();
-    recent_ = {};
+  void begin_launch(Accesses::Number next) {
+    launch_ = next;
+    if (pages_.size() > kPagesKept) forget();
   }
-  void begin_block(const void* shared, size_t bytes) {
+  void begin_block(const void* shared, size_t bytes, Accesses::Number next) {
     shared_ = reinterpret_cast<uintptr_t>(shared);
     shared_size_ = bytes;
+    block_ = next;
     if (shared_words_.size() < bytes / kWord + 1) shared_words_.resize(bytes / kWord + 1);
+  }
+  void forget() {
+    pages_.clear();
+    recent_ = {};
+    std::ranges::fill(shared_words_, Word{});
+    details_.clear();
   }
   bool is_shared(uintptr_t at) const { return at - shared_ < shared_size_; }
   size_t in_shared(const void* place) const { return reinterpret_cast<uintptr_t>(place) - shared_; }
+  Accesses::Number oldest(uintptr_t at) const { return is_shared(at) ? block_ : launch_; }
 
-  // Whether each(Word&) says so of all of some bytes, which are whole words that nothing has
-  // divided and that await no copy: what most accesses find.
+  // Whether each(Word&, oldest number that counts) says so of all of some bytes, which are whole
+  // words that nothing has divided and that await no copy: what most accesses find.
   template <class F>
-  [[gnu::always_inline]] bool all_whole(const void* place, size_t size, uint32_t launch,
-                                        uint32_t run, F&& each) {
-    const auto at = reinterpret_cast<uintptr_t>(place);
-    if ((at | size) % kWord != 0) return false;
-    const uint32_t since = is_shared(at) ? run : launch;
-    uintptr_t stretch = 0;
-    Word* word = words(at, stretch);
-    if (stretch - at < size) return false;
-    for (const Word* const end = word + size / kWord; word < end; ++word) {
-      if (word->since != since) word->begin(since);
-      if (word->divided || word->awaits_copy || !each(*word)) return false;
-    }
-    return true;
+  [[gnu::always_inline]] bool all_whole(const void* place, size_t size, F&& each) {
+    return all_undivided(place, size, [&](Word& word, Accesses::Number oldest) {
+      return word.awaits_copy == 0 && each(word, oldest);
+    });
   }
 
-  // Whether some of those bytes were written in that series, by whatever launch.
-  bool is_written(const void* place, size_t size, uint16_t series) {
+  // Whether whoever touches those bytes must wait for a copy to them, which has been noted.
+  void await_copy(const void* place, size_t size, bool awaits) {
+    const auto is_marked = [=](Word& word, Accesses::Number) {
+      word.awaits_copy = awaits;
+      return true;
+    };
+    if (all_undivided(place, size, is_marked)) return;
+    for_bytes(place, size, [=](uintptr_t, const Place& here) { here.await_copy(awaits); });
+  }
+
+  // Whether some of those bytes were written from that number on.
+  bool is_written(const void* place, size_t size, Accesses::Number since) {
     auto at = reinterpret_cast<uintptr_t>(place) / kWord * kWord;
     for (const uintptr_t end = reinterpret_cast<uintptr_t>(place) + size; at < end;) {
       uintptr_t stretch = 0;
       const Word* word = words(at, stretch);
       for (stretch = std::min(stretch, end); at < stretch; ++word, at += kWord) {
-        if (word->written == series) return true;
+        if (last_write(*word) >= since) return true;
       }
     }
     return false;
   }
 
-  // each(address, Place) for all of some bytes, or once for four that are still alike. What was
-  // noted of global memory before that launch is forgotten, of shared memory before that run.
+  // each(address, Place) for all of some bytes, or once for four that are still alike.
   template <class F>
-  void for_bytes(const void* place, size_t size, uint32_t launch, uint32_t run, F&& each) {
+  void for_bytes(const void* place, size_t size, F&& each) {
     auto at = reinterpret_cast<uintptr_t>(place);
     for (const uintptr_t end = at + size; at < end;) {
-      const uint32_t since = is_shared(at) ? run : launch;
+      const Accesses::Number first = oldest(at);
       uintptr_t stretch = 0;
       Word* word = words(at, stretch);
       for (stretch = std::min(stretch, end); at < stretch; ++word) {
-        if (word->since != since) word->begin(since);
-        at = for_word(*word, at, std::min(end, (at / kWord + 1) * kWord), each);
+        at = for_word(*word, first, at, std::min(end, (at / kWord + 1) * kWord), each);
       }
     }
   }
 
+  // Those that are not among the two of the word, if there are some that count.
+  const Reads* more_reads(const Word& word, Accesses::Number oldest) const {
+    if (word.details == 0) return nullptr;
+    const Details& details = details_[word.details - 1];
+    return details.oldest == oldest && !details.reads.empty() ? &details.reads : nullptr;
+  }
+  // Those of a word, and of parts if it is divided, into which others can be put.
+  Details& details(Word& word, Accesses::Number oldest) {
+    if (word.details == 0) {
+      details_.emplace_back();
+      word.details = static_cast<uint32_t>(details_.size()) & 0x3fffffff;
+    }
+    Details& mine = details_[word.details - 1];
+    if (mine.oldest != oldest) {
+      mine.oldest = oldest;
+      mine.reads.clear();
+    }
+    return mine;
+  }
+
  private:
   static constexpr size_t kPage = 4096;
-  // More than that is given back between launches.
-  static constexpr size_t kPagesKept = 512;
+  // With more than that all is given back between launches.
+  static constexpr size_t kPagesKept = 2048;
   using Page = std::array<Word, kPage / kWord>;
   struct RecentPage {
     uintptr_t number = 0;
     Page* page = nullptr;
   };
 
+  // As all_whole(), of words that may await one.
   template <class F>
-  static uintptr_t for_word(Word& word, uintptr_t at, uintptr_t stop, F&& each) {
-    if (stop - at == kWord && !word.divided) {
-      each(at, Place{word.whole, word.awaits_copy, word, -1});
+  [[gnu::always_inline]] bool all_undivided(const void* place, size_t size, F&& each) {
+    const auto at = reinterpret_cast<uintptr_t>(place);
+    if ((at | size) % kWord != 0) return false;
+    const Accesses::Number first = oldest(at);
+    uintptr_t stretch = 0;
+    Word* word = words(at, stretch);
+    if (stretch - at < size) return false;
+    for (const Word* const end = word + size / kWord; word < end; ++word) {
+      if (word->is_divided != 0 || !each(*word, first)) return false;
+    }
+    return true;
+  }
+  Accesses::Number last_write(const Word& word) const {
+    if (word.is_divided == 0) return word.whole.write;
+    Accesses::Number last = 0;
+    for (const Byte& part : details_[word.details - 1].parts) last = std::max(last, part.write);
+    return last;
+  }
+  // What does not count any more has neither divided a word nor does it come.
+  void renew(Word& word, Accesses::Number oldest) {
+    if (word.is_divided != 0) {
+      if (details_[word.details - 1].oldest == oldest) return;
+      word.whole.write = last_write(word);
+      word.is_divided = word.awaits_copy = false;
+    } else if (word.whole.write < oldest) {
+      word.awaits_copy = false;
+    }
+  }
+  void divide(Word& word, Accesses::Number oldest) {
+    Details& mine = details(word, oldest);
+    mine.parts.fill(word.whole);
+    mine.reads_of_parts.fill(mine.reads);
+    mine.part_awaits_copy.fill(word.awaits_copy != 0);
+    word.is_divided = true;
+  }
+  template <class F>
+  uintptr_t for_word(Word& word, Accesses::Number oldest, uintptr_t at, uintptr_t stop, F&& each) {
+    if (!word.is_plain()) renew(word, oldest);
+    if (stop - at == kWord && word.is_divided == 0) {
+      each(at, Place{word.whole, word, -1, word.details == 0 ? nullptr : &details(word, oldest)});
       return stop;
     }
-    if (!word.divided) word.divide();
+    if (word.is_divided == 0) divide(word, oldest);
+    Details& mine = details_[word.details - 1];
     for (; at < stop; ++at) {
       const size_t part = at % kWord;
-      each(at, Place{word.details->parts[part], word.details->part_awaits_copy[part], word,
-                     static_cast<int>(part)});
+      each(at, Place{mine.parts[part], word, static_cast<int>(part), &mine});
     }
     return stop;
   }
@@ -268,11 +363,14 @@ class Shadow {
     recent = {number, page.get()};
   }
 
+  Accesses::Number launch_ = 1;
+  Accesses::Number block_ = 1;
   uintptr_t shared_ = 0;
   size_t shared_size_ = 0;
   std::vector<Word> shared_words_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
   std::array<RecentPage, 256> recent_;  // of those, by their numbers
+  std::deque<Details> details_;
 };
 
 }  // namespace effinfer::cuda::host
