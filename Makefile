@@ -54,7 +54,8 @@ demo: | $(BIN)/python
 	@echo "demo: done"
 
 # Two processes, whose models run on one thread each where a test does not say on how many; then what
-# measures time.
+# measures time. Files in their order: by their number of tests, as xdist would, those with one long
+# test come last, and one process waits.
 PYTEST_WITH_EMULATOR = EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so \
   EFFINFER_WATCHED_LAUNCHES=2 $(BIN)/python -m pytest
 
@@ -64,7 +65,8 @@ test: | $(BIN)/python
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
 	@$(CHECK_SASS)
-	EFFINFER_THREADS=1 $(PYTEST_WITH_EMULATOR) -n 2 --dist loadfile -m "not alone"
+	EFFINFER_THREADS=1 $(PYTEST_WITH_EMULATOR) -n 2 --dist loadfile --no-loadscope-reorder \
+	  -m "not alone"
 	$(PYTEST_WITH_EMULATOR) -m alone
 	@echo "test: all passed"
 
