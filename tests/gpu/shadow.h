@@ -225,13 +225,14 @@ class Shadow {
     });
   }
 
-  // Whether whoever touches those bytes must wait for a copy to them, which has been noted.
+  // From now on who touches those bytes must wait for a copy to them, or need not. The copy's own
+  // writes have been noted.
   void await_copy(const void* place, size_t size, bool awaits) {
-    const auto is_marked = [=](Word& word, Accesses::Number) {
+    const auto mark = [=](Word& word, Accesses::Number) {
       word.awaits_copy = awaits;
       return true;
     };
-    if (all_undivided(place, size, is_marked)) return;
+    if (all_undivided(place, size, mark)) return;
     for_bytes(place, size, [=](uintptr_t, const Place& here) { here.await_copy(awaits); });
   }
 
@@ -312,7 +313,7 @@ class Shadow {
     for (const Byte& part : details_[word.details - 1].parts) last = std::max(last, part.write);
     return last;
   }
-  // What does not count any more has neither divided a word nor does it come.
+  // What does not count any more neither divides a word nor is it waited for.
   void renew(Word& word, Accesses::Number oldest) {
     if (word.is_divided != 0) {
       if (details_[word.details - 1].oldest == oldest) return;

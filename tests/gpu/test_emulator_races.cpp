@@ -373,22 +373,24 @@ uint64_t bank_cycles(F body) {
       .cycles;
 }
 
+enum class When : uint8_t { behind_the_wait, loads_early, reads_early, writes_early };
+
 // Adds one to a number, where and when it is told.
+template <class Number>
 struct AddsOne {
   static constexpr const char* kName = "adds_one";
   static constexpr int kThreads = 32;
   static constexpr bool kWaitsItself = true;
-  enum class When : uint8_t { behind_the_wait, loads_early, reads_early, writes_early };
   struct Params {
-    const uint32_t* from;
-    uint32_t* to;
+    const Number* from;
+    Number* to;
     When when;
   };
   struct Shared {};
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared&) {
     if (p.when == When::writes_early && unit.thread == 0) *p.to = 0;
-    uint32_t number = 0;
+    Number number = 0;
     if (p.when == When::loads_early) number = unit.load(p.from);
     if (p.when == When::reads_early) number = *p.from;
     unit.wait_for_inputs();
@@ -397,31 +399,36 @@ struct AddsOne {
   }
 };
 
-// The second of two launches, with `between` between them.
-template <class Between>
-uint32_t add_two(AddsOne::When when, Between&& between) {
+// The second of two launches, the first of a First, with `between` between them.
+template <class First = uint32_t, class Between>
+uint32_t add_two(When when, Between&& between) {
   const DeviceArray<uint32_t> zero(std::vector<uint32_t>(1, 0));
-  const DeviceArray<uint32_t> one(1);
+  const DeviceArray<uint32_t> one(std::vector<uint32_t>(1, 0));
   const DeviceArray<uint32_t> two(1);
   const std::unique_ptr<Queue> queue = make_queue(kGpu);
-  host::enqueue<AddsOne>({zero.data(), one.data(), AddsOne::When::behind_the_wait}, 1, *queue);
-  between(*queue);
-  host::enqueue<AddsOne>({one.data(), two.data(), when}, 1, *queue);
+  const auto as_first = [](const auto& array) { return reinterpret_cast<First*>(array.data()); };
+  host::enqueue<AddsOne<First>>({as_first(zero), as_first(one), When::behind_the_wait}, 1, *queue);
+  between(*queue, one.data());
+  host::enqueue<AddsOne<uint32_t>>({one.data(), two.data(), when}, 1, *queue);
   queue->wait();
   return two.values()[0];
 }
 
 TEST("what a kernel reads or writes before it has waited for its inputs") {
   skip_without_detection(host::Races::all);
-  using When = AddsOne::When;
-  const auto nothing = [](Queue&) {};
+  const auto nothing = [](Queue&, auto*) {};
   CHECK_EQ(add_two(When::behind_the_wait, nothing), 2u);
   for (const When when : {When::loads_early, When::reads_early}) {
     CHECK_THROWS(std::logic_error, "reads what a kernel before wrote and has yet to wait",
                  add_two(when, nothing));
-    CHECK_EQ(add_two(when, [](Queue& queue) { queue.wait(); }), 2u);
+    CHECK_EQ(add_two(when, [](Queue& queue, auto*) { queue.wait(); }), 2u);
     const DeviceArray<uint32_t> other(1);
-    CHECK_EQ(add_two(when, [&](Queue& queue) { queue.zero(other.data(), 4); }), 2u);
+    CHECK_EQ(add_two(when, [&](Queue& queue, auto*) { queue.zero(other.data(), 4); }), 2u);
+    const auto reads = [&](Queue& queue, const uint32_t* one) {
+      host::enqueue<AddsOne<uint32_t>>({one, other.data(), When::behind_the_wait}, 1, queue);
+    };
+    CHECK_THROWS(std::logic_error, "reads what a kernel before wrote and has yet to wait",
+                 add_two<uint16_t>(when, reads));
   }
   CHECK_THROWS(std::logic_error, "writes and has yet to wait",
                add_two(When::writes_early, nothing));
