@@ -105,8 +105,8 @@ constexpr unsigned kOrdersNothing = 1;
 constexpr size_t kLine = 64;
 constexpr size_t kFirstFrames = 16 << 10;  // of first() and its entry
 
-// Each lies above a page that nobody may touch. Where fibers begin differs within a page, as the
-// lines of a cache that they may be in follow from the address there.
+// Each lies between a page and as much as a stack that nobody may touch. Where fibers begin differs
+// within a page, as the lines of a cache that they may be in follow from the address there.
 class Stacks {
  public:
   // Its first byte and where a fiber begins.
@@ -122,11 +122,11 @@ class Stacks {
       return stack;
     }
     const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    void* base = mmap(nullptr, page + kStackBytes, PROT_READ | PROT_WRITE,
+    void* base = mmap(nullptr, page + 2 * kStackBytes, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) throw std::bad_alloc();
-    mprotect(base, page, PROT_NONE);
     char* const bottom = static_cast<char*>(base) + page;
+    if (mprotect(bottom, kStackBytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     return {bottom, bottom + kStackBytes - made_++ * kStep % page};
   }
   void give(const Stack& stack) {

@@ -25,7 +25,9 @@ namespace effinfer::cuda::host {
 
 class Fiber {
  public:
-  // Frames of unoptimised, instrumented kernels are large. Only what is touched takes memory.
+  // Frames of unoptimised, instrumented kernels are large. Only what is touched takes memory. What
+  // lies at most as far above a frame and is not the stack is nobody's: the detector of races
+  // (races.cpp) takes all of it for the stack.
   static constexpr size_t kStackBytes = 256 << 10;
 
   // Stacks of fibers that have gone are used again.

@@ -1,11 +1,16 @@
 // What a GPU does not launch, and accesses that it does not do: the emulator refuses them.
+#include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cpp/check.h"
 #include "gpu/device_arrays.h"
+#include "gpu/fiber.h"
 #include "gpu/host_unit.h"
 
 namespace effinfer::cuda {
@@ -57,6 +62,57 @@ TEST("what is read or written lies at a multiple of its type's alignment") {
   add_one(16, 0);
   CHECK_THROWS(std::logic_error, kRefused, add_one(4, 8));
   CHECK_THROWS(std::logic_error, kRefused, add_one(8, 12));
+}
+
+struct TellFrame {
+  static constexpr const char* kName = "tell_frame";
+  static constexpr int kThreads = 64;
+  struct Params {
+    uintptr_t* frames;
+  };
+  struct Shared {};
+  template <class Unit>
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& p, Shared&) {
+    p.frames[unit.thread] = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+  }
+};
+
+// What the process has mapped.
+struct Mapping {
+  uintptr_t begin;
+  uintptr_t end;
+  bool is_nobodys;
+};
+
+std::vector<Mapping> mappings() {
+  std::ifstream maps("/proc/self/maps");
+  std::vector<Mapping> all;
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    Mapping mapping{};
+    char dash;
+    std::string rights;
+    fields >> std::hex >> mapping.begin >> dash >> mapping.end >> rights;
+    mapping.is_nobodys = rights.starts_with("---");
+    all.push_back(mapping);
+  }
+  return all;
+}
+
+TEST("an access near a stack is to the stack: nothing else lies there") {
+  const DeviceArray<uintptr_t> frames(TellFrame::kThreads);
+  const std::unique_ptr<Queue> queue = make_queue(kGpu);
+  host::enqueue<TellFrame>({frames.data()}, 1, *queue, 0);
+  queue->wait();
+  const std::vector<Mapping> all = mappings();
+  for (const uintptr_t frame : frames.values()) {
+    const auto own = std::ranges::find_if(
+        all, [&](const Mapping& mapping) { return mapping.begin <= frame && frame < mapping.end; });
+    CHECK(own != all.end());
+    CHECK(own->end - own->begin <= host::Fiber::kStackBytes);
+    CHECK(own + 1 != all.end() && own[1].is_nobodys);
+    CHECK(own[1].begin == own->end && own[1].end >= frame + host::Fiber::kStackBytes);
+  }
 }
 
 }  // namespace
