@@ -53,9 +53,10 @@ demo: | $(BIN)/python
 	$(BIN)/effinfer generate "The three laws of robotics are" --max-tokens 64
 	@echo "demo: done"
 
-# Two processes, whose models run on one thread each where a test does not say on how many; then what
-# measures time. Files in their order: by their number of tests, as xdist would, those with one long
-# test come last, and one process waits.
+# Two processes, whose models run on one thread each where a test does not say on how many, as do NumPy
+# and PyTorch, whose threads would wait for a core in a loop; then what measures time. Files in their
+# order: by their number of tests, as xdist would, those with one long test come last, and one process
+# waits.
 PYTEST_WITH_EMULATOR = EFFINFER_EMULATED=$(CURDIR)/$(BUILD)/emulated/libeffinfer.so \
   EFFINFER_WATCHED_LAUNCHES=2 $(BIN)/python -m pytest
 
@@ -65,8 +66,8 @@ test: | $(BIN)/python
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 	$(BIN)/python tools/check_isa_symbols.py $(BUILD)
 	@$(CHECK_SASS)
-	EFFINFER_THREADS=1 $(PYTEST_WITH_EMULATOR) -n 2 --dist loadfile --no-loadscope-reorder \
-	  -m "not alone"
+	EFFINFER_THREADS=1 OMP_NUM_THREADS=1 $(PYTEST_WITH_EMULATOR) -n 2 --dist loadfile \
+	  --no-loadscope-reorder -m "not alone"
 	$(PYTEST_WITH_EMULATOR) -m alone
 	@echo "test: all passed"
 

@@ -67,14 +67,25 @@ def llama_cpp_cmake_args(wanted: frozenset[str], flags: set[str]) -> str:
     return " ".join(f"-D{name}={'ON' if on else 'OFF'}" for name, on in options.items())
 
 
+def build_options(peer: Peer) -> dict[str, str]:
+    """The variables that its build reads, on this CPU."""
+    if peer.instruction_sets is None:
+        return {}
+    return {"CMAKE_ARGS": llama_cpp_cmake_args(peer.instruction_sets, cpu_flags())}
+
+
 def ensure(peer: Peer) -> Path:
-    """The peer's python, installing it first where needed; raises PeerUnavailable."""
+    """The peer's python, installing it first where needed. Raises PeerUnavailable, also for a peer
+    that is another one on this CPU: without its instruction sets they are the same build."""
+    options = build_options(peer)
+    same = (peer.requirements, options)
+    first = next(p for p in PEERS_BY_NAME.values() if (p.requirements, build_options(p)) == same)
+    if first is not peer:
+        raise PeerUnavailable(f"{first.name} is the same build on this CPU")
     folder = PEERS / peer.name.replace(", ", "-")
     python = folder / "bin" / "python"
-    environment = dict(os.environ)
-    if peer.instruction_sets is not None:
-        environment["CMAKE_ARGS"] = llama_cpp_cmake_args(peer.instruction_sets, cpu_flags())
-    wanted = "\n".join([*peer.requirements, environment.get("CMAKE_ARGS", "")])
+    environment = os.environ | options
+    wanted = "\n".join([*peer.requirements, options.get("CMAKE_ARGS", "")])
     key = hashlib.sha256(wanted.encode()).hexdigest()
     stamp = folder / "stamp"
     if stamp.exists() and stamp.read_text() == key:

@@ -48,7 +48,7 @@ def test_facts_are_found_where_they_are_asked_for(dense):
 
 
 def test_methods_that_see_the_question_have_rows(monkeypatch):
-    monkeypatch.setattr(kept_keys, "TOKENS", 1400)
+    monkeypatch.setattr(kept_keys, "TOKENS", 800)
     monkeypatch.setattr(kept_keys, "CITIES", CITIES[:1])
     monkeypatch.setattr(kept_keys, "SEEING", ("dense", "random keys"))
     rows = kept_keys.measure_facts(smollm2_path(), lambda size: (3 * TEXT)[:size])
@@ -64,7 +64,7 @@ def test_rows_are_those_that_are_asked_for():
 
 def test_methods_that_are_fitted_have_rows(dense, monkeypatch):
     """Fitted once, before anything is timed, and only where their row is asked for."""
-    monkeypatch.setattr(kept_keys, "TOKENS", 1400)
+    monkeypatch.setattr(kept_keys, "TOKENS", 800)
     monkeypatch.setattr(kept_keys, "CITIES", CITIES[:1])
     fitted = []
     for kind in (key_methods.CSKV, key_methods.XKV, key_methods.CommVQ):
@@ -82,7 +82,8 @@ def test_methods_that_are_fitted_have_rows(dense, monkeypatch):
 
 
 def test_a_predictor_and_clusters_have_rows(monkeypatch):
-    monkeypatch.setattr(kept_keys, "LONG", 2200)
+    monkeypatch.setattr(kept_keys, "LONG", 1540)
+    monkeypatch.setattr(kept_keys, "FITTED", 4000)
     wanted = ["`SqueezedAttention`", "`TokenButler`"]
     rows = kept_keys.measure_long(smollm2_path(), lambda size: (20 * TEXT)[:size], 1, wanted)
     assert [row.split("|")[1].strip() for row in rows] == wanted
@@ -124,12 +125,12 @@ def test_some_rows_are_printed_and_no_table_is_written(monkeypatch, capsys):
 
 
 def test_a_text_without_an_end_keeps_its_pages(monkeypatch):
-    for name, value in {"NEAR": 1500, "FAR": 4000, "TURNS": 2, "TIMED": 4}.items():
+    for name, value in {"NEAR": 1100, "FAR": 2200, "TURNS": 2, "TIMED": 4}.items():
         monkeypatch.setattr(endless, name, value)
     rows = endless.measure(smollm2_path(), lambda size: TEXT)
     pages = [row.split("|")[3] for row in rows]
     assert pages[0] == pages[1] and float(pages[0].split()[0]) > 1
-    assert [row.split("|")[1].strip() for row in rows] == ["1,500 tokens", "4,000 tokens"]
+    assert [row.split("|")[1].strip() for row in rows] == ["1,100 tokens", "2,200 tokens"]
 
 
 def test_turns_have_times_and_the_bytes_of_keys_that_stay(dense):

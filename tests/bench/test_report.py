@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import draft_models  # noqa: E402
 import goals  # noqa: E402
 import operators  # noqa: E402
+import peers  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
 import serving  # noqa: E402
 import speculation  # noqa: E402
 import store  # noqa: E402
-from peers import AVX2, INSTRUCTION_SETS, llama_cpp_cmake_args  # noqa: E402
 from sections import SECTIONS  # noqa: E402
 
 
@@ -298,6 +298,19 @@ def test_goals_with_amx() -> None:
     assert goals.NO_AMX not in str(rows)
 
 
+def test_goals_where_avx2_is_all_there_is() -> None:
+    """llama.cpp is built once there, and the best level is avx2."""
+    result = copy.deepcopy(RESULT)
+    result["effinfer"]["isa"] = "avx2"
+    engines = result["models"][0]["engines"]
+    del engines["effinfer, avx2"], engines["llama.cpp, avx2"]
+    names = [row[0] for row in goals.rows(result)]
+    assert len(names) == len(set(names))
+    rows = {row[0]: row for row in goals.rows(result)}
+    assert rows["avx2: decode"][1:4] == ["240.0 tok/s", "llama.cpp 100.0", "2.40x"]
+    assert "avx512: decode" not in rows
+
+
 def test_bound_of_decoding_at_depth_reads_keys_and_values() -> None:
     row = summary()["decode at 4096 tokens of context, bf16 KV"]
     assert row[6] == "memory: 148 tok/s"  # 30e9 / (100e6 + 4096 * 25e3)
@@ -389,9 +402,18 @@ def test_plots(tmp_path: Path) -> None:
 
 def test_llama_cpp_is_built_for_what_was_asked_and_is_there() -> None:
     flags = {"avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512dq"}
-    arguments = llama_cpp_cmake_args(frozenset(INSTRUCTION_SETS), flags)
+    arguments = peers.llama_cpp_cmake_args(frozenset(peers.INSTRUCTION_SETS), flags)
     assert "-DGGML_AVX512=ON" in arguments
     assert "-DGGML_AVX512_VNNI=OFF" in arguments
-    assert "-DGGML_AVX512=OFF" in llama_cpp_cmake_args(AVX2, flags)
+    assert "-DGGML_AVX512=OFF" in peers.llama_cpp_cmake_args(peers.AVX2, flags)
     assert "-DGGML_NATIVE=OFF" in arguments
     assert "-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF" in arguments
+
+
+def test_llama_cpp_is_not_built_twice_alike(monkeypatch) -> None:
+    flags = {"avx2", "fma", "f16c", "bmi2"}
+    monkeypatch.setattr(peers, "cpu_flags", lambda: flags)
+    with pytest.raises(peers.PeerUnavailable, match="llama.cpp is the same build on this CPU"):
+        peers.ensure(peers.LLAMA_CPP_AVX2)
+    flags |= {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+    assert peers.build_options(peers.LLAMA_CPP) != peers.build_options(peers.LLAMA_CPP_AVX2)

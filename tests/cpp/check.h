@@ -22,9 +22,9 @@ struct Test {
 // What main returns when nothing failed and nothing ran: SKIP_RETURN_CODE in CMakeLists.txt.
 constexpr int kAllSkipped = 77;
 
-// AddressSanitizer takes ten times as long: of random walks there is a part there.
+// AddressSanitizer takes ten times as long: of random walks and draws there is a part there.
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int kShare = 3;
+constexpr int kShare = 6;
 #else
 constexpr int kShare = 1;
 #endif

@@ -103,15 +103,22 @@ inline Expanded expand(const FeaturePages& all, int64_t layer, double half_unit 
   const FeaturePages::Shape& shape = all.shape;
   const double most_code = (1 << shape.bits) - 1;
   Expanded made;
+  std::vector<CodedReader::Number> numbers[2];  // of a token
   for (int32_t page = 0; page < FeaturePages::kPages; ++page) {
     for (int64_t t = 0; t < kPageSize; ++t) {
+      for (int which = 0; which < 2; ++which) {
+        numbers[which].clear();
+        for (int64_t f = 0; f < shape.features; ++f) {
+          numbers[which].push_back(all.coded(which, page, t, f));
+        }
+      }
       const size_t first = made.keys.size();
       for (int64_t d = 0; d < all.dims(); ++d) {
         Expanded::Number key = {0, 0}, value = {0, 0};
         double largest = 0, magnitude = 0;
         for (int64_t f = 0; f < shape.features; ++f) {
-          const CodedReader::Number k = all.coded(0, page, t, f);
-          const CodedReader::Number v = all.coded(1, page, t, f);
+          const CodedReader::Number k = numbers[0][FeaturePages::index(f)];
+          const CodedReader::Number v = numbers[1][FeaturePages::index(f)];
           const double of_key = all.basis(layer, 0, f, d);
           key.value += of_key * k.value;
           magnitude += std::abs(of_key) * (std::abs(k.value) + 2 * most_code * k.step);
