@@ -13,6 +13,7 @@ from effinfer import SamplingParams, Speculation, ops
 from effinfer.techniques import Chelsea, MagicPIG, Quest, SuffixDecoding
 from effinfer.techniques.key_channels import queries_and_keys
 from effinfer.techniques.kv_rows import keys_and_values
+from tests.techniques.fed_text import likelihoods_behind
 from tests.techniques.test_prefill import text
 from tests.techniques.test_sparse_decode import HEAD_DIM, KV_HEADS, LAYERS, load
 
@@ -137,11 +138,11 @@ def test_on_average_it_is_nearer_than_as_many_of_the_highest_keys(plain, method)
 
 
 def likelihood(*methods: Any) -> float:
-    """Of the last 150 of 1,000 tokens of Python's documentation, one by one."""
+    """Of 150 tokens of Python's documentation behind 850, one by one."""
     llm = load(*methods, max_seq_len=1100)
     pages = " ".join(topics[name] for name in sorted(topics))
     tokens = llm.tokenize(pages[:20000])[1400:2400]
-    return float(llm.log_likelihoods(tokens, phase="decode")[-150:].mean())
+    return float(likelihoods_behind(llm, tokens, 850).mean())
 
 
 def test_generated_text_stays_nearly_as_likely(method):

@@ -4,48 +4,20 @@ from typing import Any
 
 import numpy as np
 
-from effinfer import LLM, SamplingParams
+from effinfer import LLM
 from effinfer.techniques import TokenSelect
 from tests.model_files import smollm2_path
-from tests.techniques.fed_text import NAMES, text_of
+from tests.techniques.fed_text import NAMES, likelihoods_behind, text_of
 from tests.techniques.watching import watching
 
 PROMPT, FOLLOWS = 3000, 400
-
-
-class Forced:
-    """A constraint that lets one text through."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens, self.at = tokens, 0
-
-    def fill(self, mask: np.ndarray) -> None:
-        token = self.tokens[min(self.at, len(self.tokens) - 1)]
-        mask[:] = 0
-        mask[token // 32] = np.uint32(1 << token % 32)
-
-    def accept(self, token: int) -> bool:
-        self.at += 1
-        return True
-
-    def rollback(self, count: int) -> None:
-        self.at -= count
-
-    def ended(self) -> bool:
-        return False
 
 
 def perplexity(*techniques: Any) -> float:
     """Of tokens behind a prompt, one by one."""
     llm = LLM(smollm2_path(), techniques=list(techniques), max_seq_len=PROMPT + FOLLOWS + 32)
     tokens = llm.tokenize(text_of(NAMES))[: PROMPT + FOLLOWS]
-    params = SamplingParams(temperature=0.0, max_tokens=FOLLOWS, ignore_eos=True, logprobs=0)
-    llm.engine.add(tokens[:PROMPT], params.to_core(), Forced(tokens[PROMPT:]))
-    logprobs: list[float] = []
-    while llm.engine.has_work():
-        for output in llm.engine.step():
-            logprobs += [entry.logprob for entry in output.tokens]
-    return float(np.exp(-np.mean(logprobs)))
+    return float(np.exp(-likelihoods_behind(llm, tokens, PROMPT).mean()))
 
 
 def test_a_choice_serves_half_of_the_tokens_and_costs_little():
