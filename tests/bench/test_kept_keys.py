@@ -125,12 +125,12 @@ def test_some_rows_are_printed_and_no_table_is_written(monkeypatch, capsys):
 
 
 def test_a_text_without_an_end_keeps_its_pages(monkeypatch):
-    for name, value in {"NEAR": 1100, "FAR": 2200, "TURNS": 2, "TIMED": 4}.items():
+    for name, value in {"NEAR": 1500, "FAR": 9000, "TURNS": 2, "TIMED": 4}.items():
         monkeypatch.setattr(endless, name, value)
     rows = endless.measure(smollm2_path(), lambda size: TEXT)
     pages = [row.split("|")[3] for row in rows]
     assert pages[0] == pages[1] and float(pages[0].split()[0]) > 1
-    assert [row.split("|")[1].strip() for row in rows] == ["1,100 tokens", "2,200 tokens"]
+    assert [row.split("|")[1].strip() for row in rows] == ["1,500 tokens", "9,000 tokens"]
 
 
 def test_turns_have_times_and_the_bytes_of_keys_that_stay(dense):

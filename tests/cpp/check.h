@@ -24,7 +24,7 @@ constexpr int kAllSkipped = 77;
 
 // AddressSanitizer takes ten times as long: of random walks and draws there is a part there.
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int kShare = 6;
+constexpr int kShare = 3;
 #else
 constexpr int kShare = 1;
 #endif

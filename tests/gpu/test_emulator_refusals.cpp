@@ -64,6 +64,7 @@ TEST("what is read or written lies at a multiple of its type's alignment") {
   CHECK_THROWS(std::logic_error, kRefused, add_one(8, 12));
 }
 
+// Where each thread's frame lies.
 struct TellFrame {
   static constexpr const char* kName = "tell_frame";
   static constexpr int kThreads = 64;
@@ -108,10 +109,11 @@ TEST("an access near a stack is to the stack: nothing else lies there") {
   for (const uintptr_t frame : frames.values()) {
     const auto own = std::ranges::find_if(
         all, [&](const Mapping& mapping) { return mapping.begin <= frame && frame < mapping.end; });
-    CHECK(own != all.end());
+    CHECK(all.end() - own >= 2);
+    if (all.end() - own < 2) return;
     CHECK(own->end - own->begin <= host::Fiber::kStackBytes);
-    CHECK(own + 1 != all.end() && own[1].is_nobodys);
-    CHECK(own[1].begin == own->end && own[1].end >= frame + host::Fiber::kStackBytes);
+    CHECK(own[1].is_nobodys && own[1].begin == own->end);
+    CHECK(own[1].end >= frame + host::Fiber::kStackBytes);
   }
 }
 
