@@ -24,7 +24,10 @@ void launch_pair(PairParams& params, Queue& queue) {
   const int most = in_boxes ? kBulkPlaces : kMostPlaces;
   for (int places = most; places >= 2 && !fits({places, 0}); --places) {
   }
-  if (in_boxes) stream.x_map = token_map(stream, Kernel::kTokens, queue);
+  if (in_boxes) {
+    stream.x_map = token_map(stream, piece_layout(params.formats[0]), Kernel::kTokens, queue);
+    params.second_map = token_map(stream, piece_layout(params.formats[1]), Kernel::kTokens, queue);
+  }
   stream.block_tokens = tokens;
   stream.token_blocks = static_cast<int32_t>(blocks_for(stream.tokens, tokens));
   launch<Kernel>(params, int64_t{stream.parts[0].blocks} * stream.token_blocks, queue,

@@ -47,10 +47,11 @@ int64_t bytes_of(const FeedShape& shape, const StreamBlock& block) {
              Kernel::token_bytes(shape, block.tokens, block.in_boxes);
 }
 
-// Of 16 k and `box_tokens` tokens.
-inline TensorMap token_map(const StreamParams& params, int box_tokens, Queue& queue) {
+// Boxes of a piece's k and all of a kernel's tokens.
+inline TensorMap token_map(const StreamParams& params, const PieceLayout& piece, int box_tokens,
+                           Queue& queue) {
   return tensor_map({params.x, params.tokens, int64_t{params.superblocks} * ops::kSuperblock,
-                     params.x_row_bytes, box_tokens, 16, Swizzle::none},
+                     params.x_row_bytes, box_tokens, piece.steps * 16, box_swizzle(piece.steps)},
                     queue);
 }
 
@@ -98,7 +99,7 @@ bool launch_stream(StreamParams& params, int slots, int tokens, Queue& queue) {
   params.warp_bytes = Kernel::warp_bytes(params.feed, tokens);
   params.tokens_at = static_cast<int32_t>(tokens_at(block.warps, params.warp_bytes));
   params.token_bytes = Kernel::token_bytes(params.feed, tokens, in_boxes);
-  if (in_boxes) params.x_map = token_map(params, Kernel::kTokens, queue);
+  if (in_boxes) params.x_map = token_map(params, Kernel::layout(), Kernel::kTokens, queue);
   launch<Kernel>(params, blocks * params.token_blocks, queue,
                  static_cast<size_t>(bytes_of<Kernel>(params.feed, block)), block.warps * kWarp);
   return true;
@@ -108,13 +109,13 @@ inline constexpr int kFewTokens = 4;
 
 // More than a tile: as many as 16 warps have registers for.
 template <ops::PackedFormat kFormat>
-bool launch_hopper(StreamParams& params, Queue& queue) {
+bool launch_hopper(StreamParams& params, int slots, Queue& queue) {
   constexpr int kMost = (stream_has_tiles(kFormat, 4, 90) ? 4 : 2) * kTileTokens;
   const int tokens = std::min(params.tokens, kMost);
   if (tokens <= 2 * kTileTokens) {
-    return launch_stream<StreamMatmul<kFormat, 16, 16>>(params, kMostSlots, tokens, queue);
+    return launch_stream<StreamMatmul<kFormat, 16, 16>>(params, slots, tokens, queue);
   }
-  return launch_stream<StreamMatmul<kFormat, kMost, 16>>(params, kMostSlots, tokens, queue);
+  return launch_stream<StreamMatmul<kFormat, kMost, 16>>(params, slots, tokens, queue);
 }
 
 // Two tiles, or four that 8 warps of two rounds multiply. Where these have no room, of fewer tokens
@@ -136,12 +137,14 @@ bool launch_others(StreamParams& params, Queue& queue) {
 }
 
 // Blocks of few warps are spread evenly over a GPU, those of many share what comes of more tokens.
+// On Hopper two blocks of 8 are better for these than one of 16: while one begins or ends, the
+// other multiplies.
 template <ops::PackedFormat kFormat>
 void launch_format(StreamParams& params, Queue& queue) {
-  int slots = kLeastSlots;
-  for (const StreamPart& part : params.parts) slots = std::max(slots, 1 << part.slice_bits);
+  const bool is_hopper = has_bulk_copies(queue);
   const int tokens = params.tokens;
-  if (tokens > kFewTokens) slots = kMostSlots;
+  int slots = tokens <= kFewTokens ? kLeastSlots : is_hopper ? kMostSlots / 2 : kMostSlots;
+  for (const StreamPart& part : params.parts) slots = std::max(slots, 1 << part.slice_bits);
   if constexpr (kFormat.scales != ops::ScaleKind::dense) {  // which has nothing to scale
     if (tokens == 1 && launch_stream<StreamMatmul<kFormat, 1, 16>>(params, slots, tokens, queue)) {
       return;
@@ -151,8 +154,7 @@ void launch_format(StreamParams& params, Queue& queue) {
       launch_stream<StreamMatmul<kFormat, kTileTokens, 16>>(params, slots, tokens, queue)) {
     return;
   }
-  const bool is_hopper = has_bulk_copies(queue);
-  if (is_hopper && launch_hopper<kFormat>(params, queue)) return;
+  if (is_hopper && launch_hopper<kFormat>(params, slots, queue)) return;
   if (!is_hopper && launch_others<kFormat>(params, queue)) return;
   throw InternalError("[matmul] no ring fits into " + std::to_string(shared_bytes_of(queue)) +
                       " bytes of shared memory");

@@ -273,7 +273,7 @@ int count_asking() {
     const MatmulProblem& glu = compiled.at(i + 1);
     CHECK(glu.glu != ops::UnaryOp::none);
     CHECK_EQ(next.num_parts, glu.num_parts);
-    CHECK_EQ(next.bytes, (50 << 20) / 3);
+    CHECK_EQ(next.bytes, current_target(kGpu).l2_bytes / 3);
     for (int part = 0; part < next.num_parts; ++part) {
       CHECK(next.parts[part].data == glu.parts[part].weight.data);
       CHECK_EQ(next.parts[part].rows, glu.parts[part].weight.rows);

@@ -152,7 +152,7 @@ struct StreamMatmul {
                                  shared.warp(p, slice / kRounds) + kTeamBarriers,
                                  team_of(p, place, mine, slice)};
     Product::run(unit, p, groups_of(*place.part, mine), p.header_bytes,
-                 {place.first_token, place.num_tokens}, first, last, memory, sums);
+                 {place.first_token, place.num_tokens, &p.x_map}, first, last, memory, sums);
     memory.team.sync(unit);  // all have read their last place
     sums.store(unit, place.num_tokens, sums_of(p, shared, slot));
   }

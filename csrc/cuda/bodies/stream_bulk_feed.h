@@ -58,29 +58,29 @@ class BulkRows : public TokenRows<kSteps> {
   int piece_bytes_;
 };
 
-// Of more tokens a box for each step: lane i of a warp has step i * size + rank of a place.
+// Of more tokens a box for each piece: lane i of a warp has piece i * size + rank of a place.
 template <int kSteps, int kTiles>
 class BulkBoxes : public TokenBoxes<kSteps, kTiles> {
   using Base = TokenBoxes<kSteps, kTiles>;
 
  public:
   template <class Unit>
-  EFFINFER_DEVICE BulkBoxes(const Unit& unit, const StreamParams& p, const FeedSource& source)
-      : step_(unit.lane * source.team.size + source.team.rank),
+  EFFINFER_DEVICE BulkBoxes(const Unit& unit, const StreamParams&, const FeedSource& source)
+      : piece_(unit.lane * source.team.size + source.team.rank),
         first_token_(source.tokens.first),
-        map_(p.x_map) {}
+        map_(*source.tokens.map) {}
 
   EFFINFER_DEVICE int piece_bytes() const { return Base::kPieceBytes; }
 
   template <class Unit>
   EFFINFER_DEVICE void fetch(Unit& unit, uint8_t* place, const PieceRun& run, Mbarrier& full) {
-    if (step_ >= run.count * kSteps) return;
-    unit.copy_tile(place + step_ * Base::kStepBytes, map_, (run.first * kSteps + step_) * 16,
+    if (piece_ >= run.count) return;
+    unit.copy_tile(place + piece_ * Base::kPieceBytes, map_, (run.first + piece_) * kSteps * 16,
                    first_token_, full);
   }
 
  private:
-  int step_;
+  int piece_;
   int first_token_;
   const TensorMap& map_;
 };

@@ -13,13 +13,14 @@
 //
 //   rows       [place][token][k] as they lie in memory. A row has 32 bytes more than the place's k,
 //              so that the 32 lanes' reads of 8 bytes, of 8 tokens each, meet all banks evenly
-//   boxes      [place][step of 16 k][token][16 k] 8 tokens of a step are 256 bytes that 32 lanes
-//              read; on Hopper, of more than 8 tokens
+//   boxes      [place][piece][token][k] rows of 128 bytes, of dense weights' pieces of 64, swizzled
+//              as tensor maps do; on Hopper, of more than 8 tokens
 //
-// Who copies: on Hopper a lane asks for what a place has of a row group, of a token's row or of a
-// step's box with one copy, and nobody spends instructions on more addresses. Elsewhere lanes copy
-// 16 bytes each, in groups of copies that are counted. (Loads into registers would be waited for
-// together: a warp has six counters for them, and ptxas gives all pieces under way the same one.)
+// Who copies: on Hopper a lane asks for what a place has of a row group or of a token's row, or for
+// a piece's box, with one copy, and nobody spends instructions on more addresses. Elsewhere lanes
+// copy 16 bytes each, in groups of copies that are counted. (Loads into registers would be waited
+// for together: a warp has six counters for them, and ptxas gives all pieces under way the same
+// one.)
 #pragma once
 
 #include <cstdint>
@@ -66,15 +67,14 @@ struct Team {
 struct StreamTokens {
   int first;
   int count;
+  const TensorMap* map;  // of boxes, where they come so
 };
 
-// Of pieces with `kSteps` steps of 16 k: where the numbers of a token lie in a place. Tiles are
-// kTileBytes apart, or where that is 0 have addresses of their own.
+// Of pieces with `kSteps` steps of 16 k: where the numbers of tokens lie in a place.
 template <int kSteps>
 struct TokenRows {
   static constexpr int kStepBytes = 32;
   static constexpr int kPieceBytes = kSteps * kStepBytes;
-  static constexpr int kTileBytes = 0;
 
   EFFINFER_DEVICE static constexpr int row_bytes(const FeedShape& shape) {
     return (kPieceBytes << shape.hold_bits) + 32;
@@ -85,18 +85,69 @@ struct TokenRows {
   EFFINFER_DEVICE static int at(const FeedShape& shape, int token) {
     return token * row_bytes(shape);
   }
+
+  // Those that a lane reads: of each tile the token of its column.
+  template <int kTiles>
+  class Lane {
+   public:
+    // In place of a row that is none there is the last one, whose products nobody asks for.
+    template <class Unit>
+    EFFINFER_DEVICE Lane(Unit& unit, const FeedShape& shape, int tokens) {
+      EFFINFER_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int token = tile * kTileTokens + unit.lane / 4;
+        tiles_[tile] = unit.kept(TokenRows::at(shape, token < tokens ? token : tokens - 1) +
+                                 unit.lane % 4 * 8);
+      }
+    }
+    EFFINFER_DEVICE int at(int tile, int step) const { return tiles_[tile] + step * kStepBytes; }
+
+   private:
+    int tiles_[kTiles];
+  };
 };
+
+constexpr Swizzle box_swizzle(int steps) {
+  return steps == 4 ? Swizzle::bytes128 : Swizzle::bytes64;
+}
+
+// A box is a piece of all tokens. Its 16 bytes are swizzled among the rows that share banks, so
+// that a half of the lanes meets all banks if its tokens are the right four of a tile: a product's
+// columns are tokens in another order.
 template <int kSteps, int kTiles>
 struct TokenBoxes {
-  static constexpr int kRowBytes = 32;
+  static constexpr int kRowBytes = kSteps * 32;
   static constexpr int kTileBytes = kTileTokens * kRowBytes;
-  static constexpr int kStepBytes = kTiles * kTileBytes;
-  static constexpr int kPieceBytes = kSteps * kStepBytes;
+  static constexpr int kPieceBytes = kTiles * kTileBytes;
+  static_assert(kSteps == 4 || kSteps == 2);
 
   EFFINFER_DEVICE static constexpr int place_bytes(const FeedShape& shape, int) {
     return kPieceBytes << shape.hold_bits;
   }
-  EFFINFER_DEVICE static int at(const FeedShape&, int token) { return token * kRowBytes; }
+  // Of a tile. Columns 0 to 3 are tokens whose rows are swizzled differently or lie at other banks.
+  EFFINFER_DEVICE static constexpr int token_of(int column) {
+    return kSteps == 4 ? column % 4 * 2 + column / 4
+                       : column % 2 + column / 2 % 2 * 4 + column / 4 * 2;
+  }
+
+  template <int>
+  class Lane {
+   public:
+    template <class Unit>
+    EFFINFER_DEVICE Lane(Unit& unit, const FeedShape&, int) {
+      const int token = token_of(unit.lane / 4);
+      const int swizzled = kSteps == 4 ? token : token / 2;
+      const int first = unit.lane % 4 / 2 ^ swizzled;  // of 16 bytes
+      EFFINFER_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        steps_[step] = unit.kept(token * kRowBytes + (first ^ 2 * step) * 16 + unit.lane % 2 * 8);
+      }
+    }
+    EFFINFER_DEVICE int at(int tile, int step) const { return steps_[step] + tile * kTileBytes; }
+
+   private:
+    int steps_[kSteps];
+  };
 };
 
 // Of pieces of a format.

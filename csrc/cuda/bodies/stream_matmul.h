@@ -48,7 +48,8 @@ struct StreamProduct {
   template <class Tokens>
   using Multiplier = std::conditional_t<kTokens == 1, OneTokenMultiplier<kFormat, Tokens>,
                                         TileMultiplier<kFormat, Tokens, kTiles>>;
-  using Sums = std::conditional_t<kTokens == 1, OneTokenSum, StreamSums<kTiles>>;
+  using Sums = std::conditional_t<kTokens == 1, OneTokenSum,
+                                  StreamSums<piece_layout(kFormat).steps, kTiles>>;
 
   // Adds superblocks [first, last) of two row groups to `sums`, times the tokens.
   template <class Unit>

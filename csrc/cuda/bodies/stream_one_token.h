@@ -46,8 +46,10 @@ class OneTokenMultiplier {
     for (int block = 0; block < piece_layout(kFormat).steps / Products::kSteps; ++block) {
       const Products of(unit, piece.weights, block);
       uint32_t b[Products::kSteps][2];
-      Products::load_tokens(token + block * Products::kSteps * Tokens::kStepBytes,
-                            Tokens::kStepBytes, b);
+      EFFINFER_UNROLL
+      for (int s = 0; s < Products::kSteps; ++s) {
+        load_step(token + (block * Products::kSteps + s) * Tokens::kStepBytes, b[s]);
+      }
       float activations[4];
       Products::add_up(unit, ones_, b, activations);
       float products[2][4];

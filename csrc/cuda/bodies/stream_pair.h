@@ -9,7 +9,8 @@
 namespace effinfer::cuda {
 
 struct PairParams {
-  StreamParams stream;  // parts[0] has the units and slices of both
+  StreamParams stream;        // parts[0] has the units and slices of both
+  TensorMap second_map = {};  // boxes of pieces of the second format
   ops::PackedFormat formats[2];
   int64_t header_bytes[2] = {};
 };
@@ -58,14 +59,16 @@ struct StreamPair {
     // Formats may differ in their places, so that each warp has tokens of its own.
     uint8_t* const own = shared.warp(p.stream, unit.warp);
     const StreamMemory memory = {own, shared.tokens(p.stream, unit.warp), own, {0, 1, 0}};
-    StreamSums<kTiles> sums = {};
+    const TensorMap* const map = half == 0 ? &p.stream.x_map : &p.second_map;
     if (unit.has_bulk_copies()) init_barriers(unit, own);
     with_stream_format(p.formats[half], [&]<ops::PackedFormat kFormat>() {
-      StreamProduct<kFormat, kTokens>::run(unit, p.stream, groups, p.header_bytes[half],
-                                           {first_token, count}, first, last, memory, sums);
+      using Product = StreamProduct<kFormat, kTokens>;
+      typename Product::Sums sums = {};
+      Product::run(unit, p.stream, groups, p.header_bytes[half], {first_token, count, map}, first,
+                   last, memory, sums);
+      unit.sync_warp();
+      sums.store(unit, count, sums_in(own));
     });
-    unit.sync_warp();
-    sums.store(unit, count, sums_in(own));
   }
 
   template <class Unit>

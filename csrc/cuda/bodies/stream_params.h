@@ -48,7 +48,7 @@ inline StreamPart stream_part(const ops::MatmulPart& gate, const ops::MatmulPart
 
 // Weights of one format, times all tokens. With GLU the second part is the linear one.
 struct StreamParams {
-  TensorMap x_map = {};  // boxes of 16 k, where tokens come so
+  TensorMap x_map = {};  // boxes of a piece's k, where tokens come so
   const uint8_t* x = nullptr;
   int64_t x_row_bytes = 0;
   int32_t tokens = 0;

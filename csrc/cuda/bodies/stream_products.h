@@ -67,6 +67,11 @@ struct OffsetRow {
   uint32_t fragment[4];
 };
 
+// A lane's numbers of a tile's tokens in a step of k: a B fragment.
+EFFINFER_DEVICE void load_step(const uint8_t* from, uint32_t (&b)[2]) {
+  memcpy(b, __builtin_assume_aligned(from, 8), 8);
+}
+
 // The block's fragments of the lane's four rows.
 template <ops::PackedFormat kFormat>
 class BlockProducts {
@@ -89,15 +94,6 @@ class BlockProducts {
           weights.template fragment<1>(unit, step, pair, t, a_[s][pair][1]);
         }
       }
-    }
-  }
-
-  // B fragments of a tile of tokens; `first` has the lane's numbers of the block's first step.
-  EFFINFER_DEVICE static void load_tokens(const uint8_t* first, int step_bytes,
-                                          uint32_t (&b)[kSteps][2]) {
-    EFFINFER_UNROLL
-    for (int s = 0; s < kSteps; ++s) {
-      memcpy(b[s], __builtin_assume_aligned(first + s * step_bytes, 8), 8);
     }
   }
 

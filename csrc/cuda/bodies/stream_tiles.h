@@ -11,9 +11,9 @@
 
 namespace effinfer::cuda {
 
-// C fragments of a pair of rows (dequant.h) and a tile. Element i is token 2 t + i % 2 of the tile
+// C fragments of a pair of rows (dequant.h) and a tile. Element i is column 2 t + i % 2 of the tile
 // and row 2 pair + i / 2 of the lane.
-template <int kTiles>
+template <int kSteps, int kTiles>
 struct StreamSums {
   float values[kTiles][2][4];
 
@@ -29,46 +29,37 @@ struct StreamSums {
         const float (&of)[2][4] = values[tile];
         const Quad four = {
             {bits_of(of[0][i]), bits_of(of[0][2 + i]), bits_of(of[1][i]), bits_of(of[1][2 + i])}};
-        const int token = tile * kTileTokens + 2 * t + i;
+        const int token = tile * kTileTokens + token_of(unit, 2 * t + i);
         if (token < tokens) *reinterpret_cast<Quad*>(&to[token][4 * g]) = four;
       }
     }
+  }
+
+ private:
+  // Of a tile: tokens that come in boxes have another order.
+  template <class Unit>
+  EFFINFER_DEVICE static int token_of(const Unit& unit, int column) {
+    const bool in_boxes = kTiles > 1 && unit.has_bulk_copies();
+    return in_boxes ? TokenBoxes<kSteps, kTiles>::token_of(column) : column;
   }
 };
 
 template <ops::PackedFormat kFormat, class Tokens, int kTiles>
 class TileMultiplier {
  public:
-  using Sums = StreamSums<kTiles>;
+  using Sums = StreamSums<piece_layout(kFormat).steps, kTiles>;
   using Header = HeaderRow<kFormat, 4>;
   using Factors = HeaderFactors<kFormat, 4>;
 
   template <class Unit>
   EFFINFER_DEVICE TileMultiplier(Unit& unit, int group, const FeedSource& source)
-      : places_(unit, group), ones_(unit) {
-    const int g = unit.lane / 4;
-    const int t = unit.lane % 4;
-    EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      if (Tokens::kTileBytes != 0 && tile > 0) {
-        tokens_[tile] = tokens_[0] + tile * Tokens::kTileBytes;
-        continue;
-      }
-      // In place of a row that is none there is the last one, whose products nobody asks for.
-      const int last = Tokens::kTileBytes != 0 ? kTiles * kTileTokens - 1 : source.tokens.count - 1;
-      const int token = tile * kTileTokens + g;
-      tokens_[tile] = unit.kept(Tokens::at(source.shape, token < last ? token : last) + t * 8);
-    }
-  }
+      : places_(unit, group), tokens_(unit, source.shape, source.tokens.count), ones_(unit) {}
 
   // Adds a piece, of which weights and tokens lie in a place.
   template <class Unit>
   EFFINFER_DEVICE void add(Unit& unit, const uint8_t* group, const Factors& factors,
                            const uint8_t* of_tokens, Sums& sums) const {
     const auto piece = places_.load(group);
-    const uint8_t* tokens[kTiles];
-    EFFINFER_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) tokens[tile] = of_tokens + tokens_[tile];
     EFFINFER_UNROLL
     for (int block = 0; block < kPiece.steps / Products::kSteps; ++block) {
       float scale[4];
@@ -85,8 +76,12 @@ class TileMultiplier {
       const Products products(unit, piece.weights, block);
       EFFINFER_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
-        const uint8_t* from = tokens[tile] + block * Products::kSteps * Tokens::kStepBytes;
-        add_block(unit, products, scale, minimum, from, sums.values[tile]);
+        uint32_t b[Products::kSteps][2];
+        EFFINFER_UNROLL
+        for (int s = 0; s < Products::kSteps; ++s) {
+          load_step(of_tokens + tokens_.at(tile, block * Products::kSteps + s), b[s]);
+        }
+        add_block(unit, products, scale, minimum, b, sums.values[tile]);
       }
     }
   }
@@ -98,10 +93,9 @@ class TileMultiplier {
 
   template <class Unit>
   EFFINFER_DEVICE void add_block(Unit& unit, const Products& of, const float (&scale)[4],
-                                 const float (&minimum)[4], const uint8_t* tokens,
+                                 const float (&minimum)[4],
+                                 const uint32_t (&b)[Products::kSteps][2],
                                  float (&sums)[2][4]) const {
-    uint32_t b[Products::kSteps][2];
-    Products::load_tokens(tokens, Tokens::kStepBytes, b);
     float activations[4];
     Products::add_up(unit, ones_, b, activations);
     EFFINFER_UNROLL
@@ -124,7 +118,7 @@ class TileMultiplier {
   }
 
   LanePlaces<kFormat, 4> places_;
-  int tokens_[kTiles];  // of its numbers in a place, in bytes
+  typename Tokens::template Lane<kTiles> tokens_;
   OffsetRow<kFormat> ones_;
 };
 
