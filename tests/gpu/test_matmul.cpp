@@ -1,7 +1,6 @@
 // Matmuls on the GPU against float64: every format, any number of tokens, parts, GLU, residuals and
 // operands.
 #include "cpp/check.h"
-#include "cuda/stream_launch.h"
 #include "effinfer/error.h"
 #include "gpu/hopper_device.h"
 #include "gpu/matmul_cases.h"
@@ -406,42 +405,6 @@ TEST("on Hopper every barrier matters") {
     return same_bits(product(x.view, weight.view()), right) &&
            same_bits(product(y.view, one.view()), right_one);
   });
-}
-
-// Slices as a weight of many rows has them, of one that has few: eight units of two slices share a
-// block, and the warps of a slice its tokens, which come in three places, as rows or in boxes.
-void check_teams(int64_t tokens, std::mt19937& random) {
-  constexpr int64_t kRows = 8 * 32 - 20;
-  constexpr int64_t kCols = 64 * 20;
-  const GpuWeight weight(DType::q8_0, kRows, kCols, random);
-  const GpuOperand x(Arithmetic::bf16, tokens, kCols, normals(tokens * kCols, random));
-  const DeviceArray<float> out(static_cast<size_t>(tokens * kRows));
-  const auto multiply = [&] {
-    ops::MatmulPart part = {weight.view(), nullptr, nullptr, out.data(), kRows};
-    cuda::StreamParams params;
-    params.x = static_cast<const uint8_t*>(x.view.data);
-    params.x_row_bytes = x.view.row_bytes();
-    params.tokens = static_cast<int32_t>(tokens);
-    params.superblocks = kCols / ops::kSuperblock;
-    params.header_row_bytes = ops::header_row_bytes(kCols);
-    params.header_bytes = ops::header_bytes(part.weight.format, kCols);
-    params.parts[0] = cuda::stream_part(part);
-    params.parts[0].slice_bits = 1;
-    const std::unique_ptr<Queue> queue = make_queue(kGpu);
-    cuda::launch_u8_dense(part.weight.format, params, *queue);
-    queue->wait();
-    return out.values();
-  };
-  const std::vector<float> right = multiply();
-  check_product(x, weight, right, expected_output);
-  if (cuda::host::detected_races() != cuda::host::Races::all) return;
-  expect_every_barrier_matters([&] { return same_bits(multiply(), right); });
-}
-
-TEST("on Hopper units share tokens of several places") {
-  const OnHopper machine;
-  std::mt19937 random(23);
-  for (const int64_t tokens : {5, 11}) check_teams(tokens, random);
 }
 
 TEST("no tokens, and what no kernel fits") {

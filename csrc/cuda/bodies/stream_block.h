@@ -7,7 +7,7 @@
 namespace effinfer::cuda {
 
 // A warp's shared memory: what feeds it (stream_feed.h), in whose place behind its barriers its
-// sums come, [token][32]; those of the first of two rounds lie behind it.
+// sums come, [token][32]; those of the first of two rounds or slices lie behind it.
 constexpr int stream_sum_bytes(int tokens) {
   return tokens * kStreamRows * static_cast<int>(sizeof(float));
 }
@@ -47,8 +47,8 @@ struct StreamShared {
   }
 };
 
-// A block has a slot for each slice of its units: a warp, or one of two rounds of one. How many it
-// has is said by the launch.
+// A block has a slot for each slice of its units: a warp, or one of two rounds of one, or one of
+// two slices in a row that a warp has. How many it has is said by the launch.
 template <ops::PackedFormat kFormat, int kMostTokens, int kMostWarps, int kRounds = 1>
 struct StreamMatmul {
   static constexpr const char* kName = "stream_matmul";
@@ -68,8 +68,8 @@ struct StreamMatmul {
   using Product = StreamProduct<kFormat, kTokens>;
 
   static constexpr PieceLayout layout() { return piece_layout(kFormat); }
-  static constexpr int warp_bytes(const FeedShape& shape, int tokens) {
-    return stream_warp_bytes(layout(), shape, tokens, kRounds);
+  static constexpr int warp_bytes(const FeedShape& shape, int tokens, int run_bits) {
+    return stream_warp_bytes(layout(), shape, tokens, kRounds << run_bits);
   }
   static constexpr int token_bytes(const FeedShape& shape, int tokens, bool in_boxes) {
     return stream_token_bytes<layout().steps, kTiles>(shape, tokens, in_boxes);
@@ -90,7 +90,7 @@ struct StreamMatmul {
       }
     }
     for (int round = 0; round < kRounds; ++round) {
-      const int slot = warp * kRounds + round;
+      const int slot = (warp << run_bits(p)) * kRounds + round;
       const int mine = place.first_unit + (slot >> part.slice_bits);
       if (mine < part.units) multiply(unit, p, place, mine, slot, shared);
     }
@@ -109,7 +109,11 @@ struct StreamMatmul {
     int num_tokens;
   };
 
-  EFFINFER_DEVICE static int warps(const Params& p) { return (1 << p.slot_bits) / kRounds; }
+  EFFINFER_DEVICE static int run_bits(const Params& p) { return kTokens == 1 ? p.run_bits : 0; }
+  EFFINFER_DEVICE static int slots_of_warp(const Params& p) { return kRounds << run_bits(p); }
+  EFFINFER_DEVICE static int warps(const Params& p) {
+    return (1 << p.slot_bits) / kRounds >> run_bits(p);
+  }
   // log2 of the units of a block of the part.
   EFFINFER_DEVICE static int unit_bits(const Params& p, const StreamPart& part) {
     return p.slot_bits - part.slice_bits;
@@ -145,16 +149,23 @@ struct StreamMatmul {
                                        int slot, Shared& shared) {
     const int slice_bits = place.part->slice_bits;
     const int slice = slot & ((1 << slice_bits) - 1);
+    const int last_slice = slice + (1 << run_bits(p)) - 1;
     const int first = p.superblocks * slice >> slice_bits;
-    const int last = p.superblocks * (slice + 1) >> slice_bits;
+    const int last = p.superblocks * (last_slice + 1) >> slice_bits;
+    const int of_warp = slots_of_warp(p);
     typename Product::Sums sums = {};
-    const StreamMemory memory = {shared.warp(p, slot / kRounds), shared.tokens(p, slice / kRounds),
-                                 shared.warp(p, slice / kRounds) + kTeamBarriers,
+    const StreamMemory memory = {shared.warp(p, slot / of_warp), shared.tokens(p, slice / of_warp),
+                                 shared.warp(p, slice / of_warp) + kTeamBarriers,
                                  team_of(p, place, mine, slice)};
+    SliceEnd end;
+    if (last_slice > slice) {  // which have as many places each
+      const int places = (last - first) * Product::kParts >> p.feed.hold_bits;
+      end = {places / 2, sums_of(p, shared, slot)};
+    }
     Product::run(unit, p, groups_of(*place.part, mine), p.header_bytes,
-                 {place.first_token, place.num_tokens, &p.x_map}, first, last, memory, sums);
+                 {place.first_token, place.num_tokens, &p.x_map}, first, last, memory, sums, end);
     memory.team.sync(unit);  // all have read their last place
-    sums.store(unit, place.num_tokens, sums_of(p, shared, slot));
+    sums.store(unit, place.num_tokens, sums_of(p, shared, slot + last_slice - slice));
   }
 
   // Each unit of the block has a warp with this slice in this round, but where there is one slice
@@ -169,8 +180,9 @@ struct StreamMatmul {
   }
 
   EFFINFER_DEVICE static StreamRow* sums_of(const Params& p, Shared& shared, int slot) {
-    uint8_t* memory = shared.warp(p, slot / kRounds);
-    if (kRounds > 1 && slot % kRounds == 0) {
+    const int of_warp = slots_of_warp(p);
+    uint8_t* memory = shared.warp(p, slot / of_warp);
+    if (of_warp > 1 && slot % of_warp == 0) {
       memory += p.warp_bytes - stream_sum_bytes(p.block_tokens);
     } else {
       memory += kBarrierBytes;

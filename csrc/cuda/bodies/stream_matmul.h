@@ -39,6 +39,13 @@ struct StreamMemory {
   Team team;
 };
 
+// Of a warp that has two slices in a row: with which of its places the second one begins, and where
+// the sums of the first one go.
+struct SliceEnd {
+  int place = -1;
+  StreamRow* sums = nullptr;
+};
+
 // The inner loop, of weights of one format and up to so many tokens.
 template <ops::PackedFormat kFormat, int kTokens>
 struct StreamProduct {
@@ -55,7 +62,8 @@ struct StreamProduct {
   template <class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const RowGroups& groups,
                                   int64_t header_bytes, const StreamTokens& x, int first, int last,
-                                  const StreamMemory& memory, Sums& sums) {
+                                  const StreamMemory& memory, Sums& sums,
+                                  const SliceEnd& end = {}) {
     const FeedSource source = {{groups.first + header_bytes, groups.second},
                                {first * kParts, last * kParts, p.feed.hold_bits},
                                p.feed,
@@ -65,16 +73,16 @@ struct StreamProduct {
                                memory.team,
                                x};
     if (unit.has_bulk_copies()) {
-      run<BulkFeed<kFormat, kTiles>>(unit, p, source, header_bytes, sums);
+      run<BulkFeed<kFormat, kTiles>>(unit, p, source, header_bytes, sums, end);
     } else {
-      run<LaneFeed<kFormat>>(unit, p, source, header_bytes, sums);
+      run<LaneFeed<kFormat>>(unit, p, source, header_bytes, sums, end);
     }
   }
 
  private:
   template <class Feed, class Unit>
   EFFINFER_DEVICE static void run(Unit& unit, const StreamParams& p, const FeedSource& source,
-                                  int64_t header_bytes, Sums& sums) {
+                                  int64_t header_bytes, Sums& sums, const SliceEnd& end) {
     using Tokens = typename Feed::Tokens;
     using Header = typename Multiplier<Tokens>::Header;
     if (source.cut.first >= source.cut.last) return;
@@ -96,6 +104,10 @@ struct StreamProduct {
     EFFINFER_NO_UNROLL
     for (int place = 0; place < places; ++place) {
       feed.next(unit, tokens, place);
+      if (kTokens == 1 && place == end.place) {
+        sums.store(unit, kTokens, end.sums);
+        sums = {};
+      }
       const typename Multiplier<Tokens>::Factors factors(unit, next);
       const int pieces = feed.cut().place(place).count;
       if (place + 1 < places) {

@@ -60,6 +60,7 @@ struct StreamParams {
   int32_t tokens_at = 0;     // those of the first slice, behind all warps'
   int32_t token_bytes = 0;   // of a slice
   int32_t slot_bits = 0;     // log2 of a block's slots
+  int32_t run_bits = 0;      // log2 of the slices in a row that a warp has, of one token
   ops::UnaryOp glu = ops::UnaryOp::none;
   int64_t header_bytes = 0;      // of a group
   int64_t header_row_bytes = 0;  // of the scales in it

@@ -75,6 +75,10 @@ int64_t shared_bytes() {
   return 0;
 }
 
+void set_multiprocessors(int) {
+  check::skip("the device's multiprocessors are what they are");
+}
+
 void set_shared_bytes(int64_t) {
   check::skip("the device's shared memory is what it is");
 }
