@@ -179,12 +179,13 @@ class AttentionOutput {
     const int64_t col = int64_t{head} * p_.v.dims + dim;
     if (p_.out_operand.data == nullptr) {
       const int64_t bytes = p_.q.dtype == DType::f32 ? 4 : 2;
-      return store_eight(unit, p_.q.dtype, p_.out + (token * p_.out_stride + col) * bytes, out);
+      return cuda::store_eight(unit, p_.q.dtype, p_.out + (token * p_.out_stride + col) * bytes,
+                               out);
     }
     const bool wide = p_.out_operand.arithmetic == ops::Arithmetic::f32;
     const DType dtype = wide ? DType::f32 : DType::bf16;
     auto* row = static_cast<uint8_t*>(p_.out_operand.data) + token * params_.operand_row_bytes;
-    store_eight(unit, dtype, row + col * (wide ? 4 : 2), out);
+    cuda::store_eight(unit, dtype, row + col * (wide ? 4 : 2), out);
     if (head == p_.num_qo_heads - 1) store_pads(unit, dtype, row, dim, pad_step);
   }
 
@@ -207,18 +208,29 @@ class AttentionOutput {
   template <class Unit>
   EFFINFER_DEVICE void store_values(Unit& unit, const Place& place, int dim, float factor,
                                     const float (&values)[8], int pad_step) const {
+    store_eight(unit, place, dim, factor, values);
+    if (place.operand != nullptr) store_pads(unit, place, dim, pad_step);
+  }
+  // The two parts of it.
+  template <class Unit>
+  EFFINFER_DEVICE void store_eight(Unit& unit, const Place& place, int dim, float factor,
+                                   const float (&values)[8]) const {
     float out[8];
     EFFINFER_UNROLL
     for (int d = 0; d < 8; ++d) out[d] = rounded_product(values[d], factor);
-    DType dtype = p_.q.dtype;
-    if (p_.out_operand.data != nullptr) {
-      dtype = p_.out_operand.arithmetic == ops::Arithmetic::f32 ? DType::f32 : DType::bf16;
-    }
-    store_eight(unit, dtype, place.values + dim * (dtype == DType::f32 ? 4 : 2), out);
-    if (place.operand != nullptr) store_pads(unit, dtype, place.operand, dim, pad_step);
+    const DType dtype = out_dtype();
+    cuda::store_eight(unit, dtype, place.values + dim * (dtype == DType::f32 ? 4 : 2), out);
+  }
+  template <class Unit>
+  EFFINFER_DEVICE void store_pads(Unit& unit, const Place& place, int dim, int pad_step) const {
+    store_pads(unit, out_dtype(), place.operand, dim, pad_step);
   }
 
  private:
+  EFFINFER_DEVICE DType out_dtype() const {
+    if (p_.out_operand.data == nullptr) return p_.q.dtype;
+    return p_.out_operand.arithmetic == ops::Arithmetic::f32 ? DType::f32 : DType::bf16;
+  }
   template <class Unit>
   EFFINFER_DEVICE void store_pads(Unit& unit, DType dtype, uint8_t* row, int dim,
                                   int pad_step) const {
@@ -226,7 +238,7 @@ class AttentionOutput {
     const int64_t cols = int64_t{p_.num_qo_heads} * p_.v.dims;
     EFFINFER_NO_UNROLL
     for (int64_t pad = cols + dim; pad < params_.operand_cols; pad += pad_step) {
-      store_eight(unit, dtype, row + pad * (dtype == DType::f32 ? 4 : 2), zeros);
+      cuda::store_eight(unit, dtype, row + pad * (dtype == DType::f32 ? 4 : 2), zeros);
     }
   }
   EFFINFER_DEVICE int token_of(int index) const {

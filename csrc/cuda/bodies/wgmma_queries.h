@@ -62,14 +62,42 @@ struct WgmmaQueries {
   template <DType kType, class Unit>
   EFFINFER_DEVICE static float store(Unit& unit, const ops::AttentionProblem& p,
                                      const Pieces& pieces, int warp, uint8_t* to) {
-    using Multiply = Products<kType, 1>;
+    const float sign = query_sign(p);
+    float own_power = 1.0f;
+    if (!Products<kType, 1>::kScalesQueries && p.q.dtype == kType && sign == 1.0f) {
+      EFFINFER_UNROLL
+      for (int r = 0; r < kOwn; ++r) put(unit, warp, r, pieces[r][0], to);
+    } else if (p.q.dtype == DType::f32) {
+      own_power = round<kType, DType::f32>(unit, sign, pieces, warp, to);
+    } else if (p.q.dtype == DType::bf16) {
+      own_power = round<kType, DType::bf16>(unit, sign, pieces, warp, to);
+    } else {
+      own_power = round<kType, DType::f16>(unit, sign, pieces, warp, to);
+    }
+    unit.fence_async();
+    return own_power;
+  }
+
+ private:
+  // Piece `r` of the lane.
+  template <class Unit>
+  EFFINFER_DEVICE static void put(Unit& unit, int warp, int r, const Quad& quad, uint8_t* to) {
     const int piece = unit.lane % kPieces;
+    const int row = warp * kTileRows + unit.lane / kPieces + r * kRowStep;
+    uint8_t* const tile_row = to + piece / 8 * kTileBytes + row * 128;
+    *reinterpret_cast<Quad*>(tile_row + ((piece ^ row) & 7) * 16) = quad;
+  }
+
+  template <DType kType, DType kFrom, class Unit>
+  EFFINFER_DEVICE static float round(Unit& unit, float sign, const Pieces& pieces, int warp,
+                                     uint8_t* to) {
+    using Multiply = Products<kType, 1>;
     float own_power = 1.0f;
     EFFINFER_UNROLL
     for (int r = 0; r < kOwn; ++r) {
       float x[8];
-      decode(unit, p.q.dtype, pieces[r], x);
-      float factor = query_sign(p);
+      decode<kFrom>(unit, pieces[r], x);
+      float factor = sign;
       if constexpr (Multiply::kScalesQueries) {
         // A power of two up to 2^126, whose inverse follows from its exponent.
         uint32_t bits = bits_of(row_highest(unit, x)) & 0x7f800000;
@@ -84,28 +112,22 @@ struct WgmmaQueries {
       for (int i = 0; i < 4; ++i) {
         quad.words[i] = Multiply::rounded(unit, x[2 * i] * factor, x[2 * i + 1] * factor);
       }
-      const int row = warp * kTileRows + unit.lane / kPieces + r * kRowStep;
-      uint8_t* const tile_row = to + piece / 8 * kTileBytes + row * 128;
-      *reinterpret_cast<Quad*>(tile_row + ((piece ^ row) & 7) * 16) = quad;
+      put(unit, warp, r, quad, to);
     }
-    unit.fence_async();
     return own_power;
   }
 
- private:
-  template <class Unit>
-  EFFINFER_DEVICE static void decode(Unit& unit, DType dtype, const Quad (&quads)[2],
-                                     float (&x)[8]) {
-    if (dtype == DType::f32) {
-      EFFINFER_UNROLL
-      for (int i = 0; i < 8; ++i) x[i] = float_of(quads[i / 4].words[i % 4]);
-      return;
-    }
+  template <DType kFrom, class Unit>
+  EFFINFER_DEVICE static void decode(Unit& unit, const Quad (&quads)[2], float (&x)[8]) {
     EFFINFER_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const uint32_t half = quads[0].words[i / 2] >> i % 2 * 16;
-      const float number = unit.from_f16(static_cast<uint16_t>(half));
-      x[i] = dtype == DType::bf16 ? float_of(half << 16) : number;
+      if constexpr (kFrom == DType::f32) {
+        x[i] = float_of(quads[i / 4].words[i % 4]);
+      } else {
+        const uint32_t half = quads[0].words[i / 2] >> i % 2 * 16;
+        x[i] = kFrom == DType::bf16 ? float_of(half << 16)
+                                    : unit.from_f16(static_cast<uint16_t>(half));
+      }
     }
   }
 

@@ -74,41 +74,56 @@ class WgmmaResult {
   template <class Unit>
   EFFINFER_DEVICE void finish(Unit& unit, const ResultItem& item, const ops::AttentionTile& tile,
                               int segment, int end, const RowState (&rows)[2], Values& values) {
-    const AttentionOutput out(params_, tile);
-    Factors factors[2];
-    RowState folded[2];
-    float factor[2] = {};
-    AttentionOutput::Place places[2] = {};
-    fold_rows(unit, rows, folded, factors);
-    const bool is_partial = item.partial >= 0;
-    if (is_partial) {
+    if (item.partial >= 0) {
       store_states(unit, item, segment, end, rows);
-    } else {
-      set_places(unit, item, out, folded, factor, places);
-    }
-    EFFINFER_NO_UNROLL
-    for (int column = 0; column < kColumns; ++column) {
-      LaneValues sums;
-      take_first(values, sums);
-      if (is_partial) {
+      EFFINFER_NO_UNROLL
+      for (int column = 0; column < kColumns; ++column) {
+        LaneValues sums;
+        take_first(values, sums);
         store_partial(unit, item, segment, column, sums);
-        continue;
       }
-      add_folded(unit, segment > item.first_segment, column, factors, sums);
-      EFFINFER_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        if (!has(unit, item, r)) continue;
-        float of_row[8];
-        row_values(sums, r, of_row);
-        out.store_values(unit, places[r], dim_of(unit, column), factor[r], of_row,
-                         kColumns * kBlock);
-      }
+    } else {
+      end_rows(unit, item, tile, segment > item.first_segment, rows, values);
     }
     EFFINFER_UNROLL
     for (int column = 0; column < kColumns; ++column) clear(values[column]);
   }
 
  private:
+  // Of an item that has all of its tile's keys. Items of few steps have little else: no value
+  // moves, as a loop would have it, whose registers have no index.
+  template <class Unit>
+  EFFINFER_DEVICE void end_rows(Unit& unit, const ResultItem& item, const ops::AttentionTile& tile,
+                                bool has_folded, const RowState (&rows)[2], Values& values) {
+    const AttentionOutput out(params_, tile);
+    Factors factors[2];
+    RowState folded[2];
+    float factor[2] = {};
+    AttentionOutput::Place places[2] = {};
+    fold_rows(unit, rows, folded, factors);
+    set_places(unit, item, out, folded, factor, places);
+    const bool has_row[2] = {has(unit, item, 0), has(unit, item, 1)};
+    EFFINFER_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      add_folded(unit, has_folded, column, factors, values[column]);
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (!has_row[r]) continue;
+        float of_row[8];
+        row_values(values[column], r, of_row);
+        out.store_eight(unit, places[r], dim_of(unit, column), factor[r], of_row);
+      }
+    }
+    EFFINFER_NO_UNROLL
+    for (int column = 0; column < kColumns; ++column) {
+      EFFINFER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        if (!has_row[r] || places[r].operand == nullptr) continue;
+        out.store_pads(unit, places[r], dim_of(unit, column), kColumns * kBlock);
+      }
+    }
+  }
+
   template <class Unit>
   EFFINFER_DEVICE static int dim_of(Unit& unit, int column) {
     return column * kBlock + unit.lane % 4 * 8;
