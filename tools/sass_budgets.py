@@ -96,7 +96,7 @@ BUDGETS = (
     Budget("AttentionKernel<3, 2>", 248, 3, 44288, ATTENTION, BULK_ATTENTION),
     Budget("AttentionKernel<3, 4>", 168, 2, 62976, ATTENTION, BULK_ATTENTION),
     Budget("AttentionKernel<3, 8>", 144, 1, 100352, ATTENTION),
-    Budget("AttentionMergeKernel", 144, 3),
+    Budget("AttentionMergeKernel", 168, 3, 6144),
     # Arguments: columns of 32 dims.
     Budget("ArrangePages<2>", 64, 8, 1, ROWS, arch="sm_90a"),
     Budget("ArrangePages<4>", 104, 4, 1, ROWS, arch="sm_90a"),

@@ -2,8 +2,9 @@
 //
 // Rows are folded chunk by chunk from left to right, as by the block of a tile that is not divided.
 // That is a chain of two operations a chunk; what takes time is the memory, so that a warp has the
-// states and values of the next 32 chunks on their way while it folds 32. What chunks are
-// multiplied by depends on the maxima alone: each lane finds it for one of the chunks.
+// states and values of the next 96 chunks on their way while it folds 32. What chunks are
+// multiplied by depends on the maxima alone: each lane finds it for one of the chunks, and all read
+// it from shared memory, as three shuffles a chunk took longer than the chain.
 //
 // It is a kernel of its own: rows of a tile are merged by as many multiprocessors, no block of the
 // kernel before waits for stores or counts others, and what merges is in no kernel of products.
@@ -40,18 +41,27 @@ class RowMerge {
         at_(out_.row_at(row)),
         place_(out_.place_of(at_)) {}
 
+  // What 32 chunks are multiplied by and their sums, a chunk's in 16 bytes.
+  using Chunks = Quad[kWarp];
+  static constexpr int kWindows = 3;  // under way
+
   // A warp: 32 dims from `first_dim` on.
   template <class Unit>
-  EFFINFER_DEVICE void run(Unit& unit, int first_dim) const {
+  EFFINFER_DEVICE void run(Unit& unit, int first_dim, Chunks (&of_warp)[kWindows]) const {
     RowState row;
     float value = 0.0f;
-    Window next = {};
-    load(unit, 0, first_dim, next);
+    Window windows[kWindows] = {};
+    EFFINFER_UNROLL
+    for (int i = 0; i < kWindows; ++i) load(unit, i * kWarp, first_dim, windows[i]);
     EFFINFER_NO_UNROLL
-    for (int first = 0; first < chunks_; first += kWarp) {
-      const Window now = next;
-      load(unit, first + kWarp, first_dim, next);
-      fold(unit, now, chunks_ - first, row, value);
+    for (int first = 0; first < chunks_; first += kWindows * kWarp) {
+      EFFINFER_UNROLL
+      for (int i = 0; i < kWindows; ++i) {
+        const int at = first + i * kWarp;
+        if (at >= chunks_) break;
+        fold(unit, windows[i], chunks_ - at, of_warp[i], row, value);
+        load(unit, at + kWindows * kWarp, first_dim, windows[i]);
+      }
     }
     const bool is_first = first_dim == 0 && unit.lane == 0;
     const float factor = out_.end_row(unit, at_, row, is_first);
@@ -89,8 +99,8 @@ class RowMerge {
   }
 
   template <class Unit>
-  EFFINFER_DEVICE static void fold(Unit& unit, const Window& window, int count, RowState& row,
-                                   float& value) {
+  EFFINFER_DEVICE static void fold(Unit& unit, const Window& window, int count, Chunks& chunks,
+                                   RowState& row, float& value) {
     float max = fmaxf(window.state.max, row.max);  // up to and with the lane's own
     EFFINFER_UNROLL
     for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -101,11 +111,15 @@ class RowMerge {
     const float lower = unit.shfl(max, (unit.lane - 1) & (kWarp - 1));
     const RowState before = {unit.lane == 0 ? row.max : lower, 0.0f};
     const Factors own = factors_of(unit, before, window.state);
+    // What was there was read before the barriers of the windows between.
+    chunks[unit.lane] = {{bits_of(own.before), bits_of(own.chunk), bits_of(window.state.sum), 0}};
+    unit.sync_warp();
     EFFINFER_UNROLL
     for (int c = 0; c < kWarp; ++c) {
       if (c % kStep == 0 && c >= count) break;
-      const Factors factors = {unit.shfl(own.before, c), unit.shfl(own.chunk, c)};
-      row.sum = fold_value(row.sum, unit.shfl(window.state.sum, c), factors);
+      const Quad of = chunks[c];
+      const Factors factors = {float_of(of.words[0]), float_of(of.words[1])};
+      row.sum = fold_value(row.sum, float_of(of.words[2]), factors);
       value = fold_value(value, window.values[c], factors);
     }
     row.max = unit.shfl(max, (count < kWarp ? count : kWarp) - 1);
@@ -127,12 +141,14 @@ struct AttentionMergeKernel {
   static constexpr int kMinBlocks = 3;
   static constexpr bool kWaitsItself = true;
   using Params = AttentionParams;
-  struct Shared {};
+  struct Shared {
+    RowMerge::Chunks chunks[kThreads / kWarp][RowMerge::kWindows];
+  };
 
   // A block for each row that a merge's tile may have; the first rows of all tiles first, for many
   // tiles have no others. Merges that the rounding of a step adds are of no chunks.
   template <class Unit>
-  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared&) {
+  EFFINFER_DEVICE static void run(Unit& unit, const Params& params, Shared& shared) {
     const int merges = static_cast<int>(params.p.work.num_merges);
     const ops::AttentionMerge merge = params.p.work.merges[unit.block % merges];
     const ops::AttentionTile tile = params.p.work.tiles[merge.tile];
@@ -145,7 +161,10 @@ struct AttentionMergeKernel {
     unit.wait_for_inputs();
     if (!has_row) return;
     EFFINFER_NO_UNROLL
-    for (int dim = kWarp * unit.warp; dim < params.p.v.dims; dim += kThreads) rows.run(unit, dim);
+    for (int dim = kWarp * unit.warp; dim < params.p.v.dims; dim += kThreads) {
+      if (dim >= kThreads) unit.sync_warp();  // all have read what was of other dims
+      rows.run(unit, dim, shared.chunks[unit.warp]);
+    }
   }
 };
 
