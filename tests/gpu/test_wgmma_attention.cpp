@@ -57,6 +57,8 @@ TEST("heads, groups, dtypes of keys and queries") {
   check_ragged({DType::f16, 64, 1, 2}, {}, 2);
   check_ragged({DType::bf16, 128, 1, 3, DType::bf16}, {}, 3);
   check_ragged({DType::f16, 128, 1, 1, DType::f16}, {}, 4);
+  check_ragged({DType::bf16, 64, 1, 1, DType::f16}, {}, 5);
+  check_ragged({DType::f16, 64, 1, 1, DType::bf16}, {}, 6);
 }
 
 TEST("groups of more heads than a tile has rows") {
