@@ -17,7 +17,8 @@ from effinfer.techniques import StreamingLLM
 
 NEAR, FAR = 2_000, 99_000  # tokens of a prompt
 TURNS = 31
-METHOD = StreamingLLM(recent=1020)
+KEPT = 1020  # the last keys, beside the first few
+SLOTS = 4096  # that requests may grow to
 HEADER = (
     "| behind | time a token | keys and values | memory of the process |\n"  #
     "|-|-|-|-|"
@@ -27,9 +28,10 @@ HEADER = (
 def measure(path: Path, text: Callable[[int], str]) -> list[str]:
     """A row for each length. Both engines have answered a prompt of the shorter one before memory
     is looked at."""
-    options: dict[str, Any] = {"max_seq_len": 4096}  # of requests whose slots grow
-    near = Subject(path, (METHOD,), NEAR, **options)
-    far = Subject(path, (METHOD,), FAR, **options)
+    options: dict[str, Any] = {"max_seq_len": SLOTS}
+    near, far = (
+        Subject(path, (StreamingLLM(recent=KEPT),), length, **options) for length in (NEAR, FAR)
+    )
     tokens = near.llm.tokenize(text(1 << 30))
     tokens = (tokens * -(-FAR // len(tokens)))[:FAR]
     for subject in (near, far):
@@ -59,6 +61,6 @@ def resident_bytes() -> int:
 def where() -> str:
     facts = effinfer.info()
     return (
-        f"SmolLM2, `StreamingLLM(recent=1020)`; {facts.threads} threads, {facts.isa}; medians of "
+        f"SmolLM2, `StreamingLLM(recent={KEPT})`; {facts.threads} threads, {facts.isa}; medians of "
         f"{TURNS} turns of {TIMED} tokens, one length after the other."
     )

@@ -82,7 +82,8 @@ def test_methods_that_are_fitted_have_rows(dense, monkeypatch):
 
 
 def test_a_predictor_and_clusters_have_rows(monkeypatch):
-    monkeypatch.setattr(kept_keys, "LONG", 1540)
+    monkeypatch.setattr(kept_keys, "LONG", 780)
+    monkeypatch.setattr(kept_keys, "VISITED", 1 / 4)
     monkeypatch.setattr(kept_keys, "FITTED", 4000)
     wanted = ["`SqueezedAttention`", "`TokenButler`"]
     rows = kept_keys.measure_long(smollm2_path(), lambda size: (20 * TEXT)[:size], 1, wanted)
@@ -125,12 +126,13 @@ def test_some_rows_are_printed_and_no_table_is_written(monkeypatch, capsys):
 
 
 def test_a_text_without_an_end_keeps_its_pages(monkeypatch):
-    for name, value in {"NEAR": 1500, "FAR": 9000, "TURNS": 2, "TIMED": 4}.items():
+    short = {"KEPT": 200, "SLOTS": 1024, "NEAR": 500, "FAR": 1500, "TURNS": 2, "TIMED": 4}
+    for name, value in short.items():
         monkeypatch.setattr(endless, name, value)
     rows = endless.measure(smollm2_path(), lambda size: TEXT)
     pages = [row.split("|")[3] for row in rows]
     assert pages[0] == pages[1] and float(pages[0].split()[0]) > 1
-    assert [row.split("|")[1].strip() for row in rows] == ["1,500 tokens", "9,000 tokens"]
+    assert [row.split("|")[1].strip() for row in rows] == ["500 tokens", "1,500 tokens"]
 
 
 def test_turns_have_times_and_the_bytes_of_keys_that_stay(dense):
