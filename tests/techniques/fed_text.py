@@ -19,7 +19,7 @@ def text_of(names: list[str]) -> str:
 
 def perplexity(techniques: list[Technique], tokens: list[int], first: int) -> float:
     """Of tokens that are fed one by one."""
-    llm = LLM(smollm2_path(), techniques=techniques, threads=2)
+    llm = LLM(smollm2_path(), techniques=techniques)
     logits = np.asarray(llm.engine.logits(tokens, phase="decode"))[first - 1 : -1].astype(float)
     logits -= logits.max(-1, keepdims=True)
     chosen = np.take_along_axis(logits, np.array(tokens[first:])[:, None], 1)[:, 0]
@@ -62,7 +62,7 @@ def likelihoods_behind(llm: LLM, tokens: list[int], prompt: int) -> np.ndarray:
 
 def page_share(technique: Technique) -> float:
     """Bytes of encoded pages by those of 16 bits, and at most one in 16 bits."""
-    llm = LLM(smollm2_path(), techniques=[technique], threads=2, prefix_cache=False)
+    llm = LLM(smollm2_path(), techniques=[technique], prefix_cache=False)
     llm.engine.add([7] * (4 * PAGE), SamplingParams(max_tokens=3, ignore_eos=True).to_core())
     used = []
     while llm.engine.has_work():

@@ -19,7 +19,7 @@ from tests.techniques.fed_text import NAMES, PAGE, page_share, perplexity, text_
 
 
 def test_two_bits_of_vectors_are_worth_more_than_two_of_ranges():
-    llm = LLM(smollm2_path(), threads=2)
+    llm = LLM(smollm2_path())
     tokens = llm.tokenize(text_of(NAMES[:4]))[:320]
     other = llm.detokenize(llm.tokenize(text_of(NAMES[40:50]))[:600])
     vectors = CommVQ(residual=0).calibrate(llm, other)

@@ -21,7 +21,7 @@ PAGE = 64
 @pytest.fixture(scope="module")
 def tokens() -> list[int]:
     text = "\n".join(topics.topics[name] for name in sorted(topics.topics)[:4])
-    return LLM(smollm2_path(), threads=2).tokenize(text)[:256]
+    return LLM(smollm2_path()).tokenize(text)[:256]
 
 
 def lost(dense: np.ndarray, rows: np.ndarray) -> float:
@@ -31,7 +31,7 @@ def lost(dense: np.ndarray, rows: np.ndarray) -> float:
 
 def in_engine(techniques: list[Any], tokens: list[int]) -> np.ndarray:
     """Log-probabilities of tokens that are fed one by one, without int8's own noise."""
-    llm = LLM(smollm2_path(), techniques=techniques, threads=2, precision="f32")
+    llm = LLM(smollm2_path(), techniques=techniques, precision="f32")
     logits = torch.from_numpy(np.asarray(llm.engine.logits(tokens, phase="decode")))
     return logits.double().log_softmax(-1).numpy()
 
@@ -78,7 +78,7 @@ def plain_int4(tokens) -> float:
 
 def bytes_of(technique: KIVI | GEAR) -> float:
     """Of encoded pages, by those of 16 bits."""
-    llm = LLM(smollm2_path(), techniques=[technique], threads=2, prefix_cache=False)
+    llm = LLM(smollm2_path(), techniques=[technique], prefix_cache=False)
     params = effinfer.SamplingParams(max_tokens=3, ignore_eos=True)
     llm.engine.add([7] * (4 * PAGE), params.to_core())
     used = []

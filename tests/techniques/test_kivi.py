@@ -124,7 +124,7 @@ def test_smollm2_predicts_a_text_nearly_as_well():
     loss = {}
     for bits in (0, 4, 2):
         techniques = [] if bits == 0 else [KIVI(bits=bits, residual=32)]
-        llm = LLM(smollm2_path(), techniques=techniques, threads=2)
+        llm = LLM(smollm2_path(), techniques=techniques)
         tokens = llm.tokenize(
             text * 3 + "Python is a language whose programs are easy to read. " * 6
         )

@@ -19,7 +19,7 @@ from tests.techniques.fed_text import NAMES, PAGE, page_share, perplexity, text_
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(smollm2_path(), threads=2)
+    return LLM(smollm2_path())
 
 
 @pytest.fixture(scope="module")
