@@ -27,20 +27,22 @@ def tokens(llm) -> list[int]:
     return llm.tokenize(text_of(NAMES[:4]))[:448]
 
 
-# By a text that is not the one of the tests.
-OTHER = text_of(NAMES[40:50])
+@pytest.fixture(scope="module")
+def other(llm) -> str:
+    """Not the text of the tests."""
+    return llm.detokenize(llm.tokenize(text_of(NAMES[40:50]))[:1000])
 
 
-def test_a_fifth_of_the_bytes_costs_five_percent_at_most(llm, tokens):
-    technique = CSKV(residual=0).calibrate(llm, OTHER)
+def test_a_fifth_of_the_bytes_costs_five_percent_at_most(llm, tokens, other):
+    technique = CSKV(residual=0).calibrate(llm, other)
     dense, kept = (perplexity(each, tokens, PAGE) for each in ([], [technique]))
     assert dense < kept < 1.05 * dense
     assert page_share(technique) < 0.2
 
 
-def test_layers_that_share_features_lose_less_in_the_same_bytes(llm, tokens):
-    alone = CSKV(residual=0, features=64).calibrate(llm, OTHER)
-    shared = XKV(residual=0, features=192, layers=3).calibrate(llm, OTHER)
+def test_layers_that_share_features_lose_less_in_the_same_bytes(llm, tokens, other):
+    alone = CSKV(residual=0, features=64).calibrate(llm, other)
+    shared = XKV(residual=0, features=192, layers=3).calibrate(llm, other)
     assert page_share(shared) < page_share(alone) < 0.1
     first, second = (perplexity([each], tokens, PAGE) for each in (shared, alone))
     assert first < second

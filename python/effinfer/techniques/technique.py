@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from effinfer import _core
@@ -140,7 +140,8 @@ class Technique:
 
     def to_json(self) -> str:
         """Name and fields, for from_json() of techniques."""
-        facts = {"technique": self.name, **_plain(asdict(self))}
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        facts = {"technique": self.name, **_plain(own)}
         return json.dumps(facts, sort_keys=True, default=repr)
 
     @classmethod
@@ -161,7 +162,8 @@ def _plain(value: Any) -> Any:
         return [[_plain(key), _plain(each)] for key, each in value.items()]
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    # Bases and codebooks are hundreds of thousands of numbers, which JSON has as they are.
+    if isinstance(value, list | tuple) and not all(isinstance(each, int) for each in value):
         return [_plain(each) for each in value]
     return value
 
