@@ -35,15 +35,25 @@ def method(dense) -> ActQKV:
     return ActQKV(budget=576, min_tokens=0).calibrate(dense, begin)
 
 
-def test_text_stays_as_likely_and_a_fact_is_found(dense, method):
+@pytest.fixture(scope="module")
+def short(dense) -> list[int]:
+    """Two steps of a prompt."""
+    return text(dense)[:700]
+
+
+@pytest.fixture(scope="module")
+def expected(dense, short) -> np.ndarray:
+    return dense.logits(short)
+
+
+def test_text_stays_as_likely_and_a_fact_is_found(dense, method, short, expected):
     exact, llm = perplexity(dense), load(method)
     sparse = perplexity(llm)
     assert sparse != exact
     assert sparse < 1.05 * exact
     assert ANSWER in answer(llm)
     everything = load(replace(method, budget=1 << 30))
-    tokens = text(dense)[:LENGTH]
-    np.testing.assert_array_equal(everything.logits(tokens), dense.logits(tokens))
+    np.testing.assert_array_equal(everything.logits(short), expected)
 
 
 def test_blocks_and_generated_tokens_have_the_same_budgets(dense, method):
@@ -65,12 +75,10 @@ def test_a_share_is_of_both(dense, method):
     assert [facts["share"] for facts in indices] == [0.25] * 2 * (LAYERS - 2)
 
 
-def test_prompts_of_fewer_than_min_tokens_are_dense(dense, method):
-    tokens = text(dense)[:700]
-    expected = dense.logits(tokens)
-    assert (load(method).logits(tokens) != expected).any()
+def test_prompts_of_fewer_than_min_tokens_are_dense(method, short, expected):
+    assert (load(method).logits(short) != expected).any()
     few = load(replace(method, min_tokens=701))
-    np.testing.assert_array_equal(few.logits(tokens), expected)
+    np.testing.assert_array_equal(few.logits(short), expected)
 
 
 @pytest.mark.parametrize("name", PREFILLS)
