@@ -73,13 +73,17 @@ struct Int8Matmul {
       ops::Int8Row rows[kTokens];
       for (int64_t i = 0; i < count; ++i) rows[i] = ops::int8_row(problem.x, token + i);
       const int64_t groups = unit.num_outputs > ops::kGroupRows ? 2 : 1;
+      const bool is_last = token + count == tokens;
+      // Between the first pass over the weights and the last one they come from cache.
+      const FetchDistance distance = token > 0 && !is_last ? FetchDistance{}
+                                     : count <= kFewRows   ? few_rows
+                                                           : kManyRows;
       for (int part = 0; part < unit.num_parts; ++part) {
         const ops::PackedWeight& weight = unit.parts[part].weight;
         const bool last = part + 1 == unit.num_parts;
         const uint8_t* following = last ? next : weights_of(unit, part + 1);
-        if (token + count < tokens) following = nullptr;  // the same weights again, from cache
-        const FetchAhead ahead(weight.group(2 * unit.index + groups), following,
-                               count <= kFewRows ? few_rows : kManyRows);
+        const FetchAhead ahead(weight.group(2 * unit.index + groups),
+                               is_last ? following : nullptr, distance);
         with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
           Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
                                static_cast<int>(count), ahead, sums[part]);

@@ -21,7 +21,7 @@ struct Int8Panel {
   static constexpr int kTokens = 4;
   static constexpr int kUnits = 4;
   static constexpr int64_t kStretch = 256;
-  static constexpr bool kStreams = false;
+  static constexpr int kStreamTiles = 0;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
                               int64_t count, uint8_t* scratch) {

@@ -15,7 +15,7 @@ struct Panel {
   static constexpr int kTokens = 6;
   static constexpr int kUnits = 1;
   static constexpr int64_t kStretch = 256;
-  static constexpr bool kStreams = true;
+  static constexpr int kStreamTiles = 2;
   static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,

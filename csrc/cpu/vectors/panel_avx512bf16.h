@@ -13,7 +13,7 @@ struct Panel {
   static constexpr int kTokens = 12;
   static constexpr int kUnits = 1;
   static constexpr int64_t kStretch = 512;
-  static constexpr bool kStreams = false;
+  static constexpr int kStreamTiles = 0;
   static constexpr int64_t kRows = ops::kGroupRows;
 
   // Panels are [k / 2][16 rows][2 k].

@@ -33,7 +33,7 @@ constexpr int64_t kPanelTokens = 240;  // of a chunk: tiles of 4, 6 and 12 divid
 //   multiply(format, panels, k, count, rows, tokens, sums)
 //                      sums[token][32] += the two panels of weights of `format` times [k, k +
 //                      count) of `tokens` rows
-//   kStreams           whether there is also, for one tile of tokens,
+//   kStreamTiles       up to how many tiles of tokens have dense weights multiplied by
 //   stream(weight, groups, x, x_stride, tokens, sums)
 //                      sums[token][32] = two groups of dense weights times `tokens` rows
 template <class Panel>
@@ -134,13 +134,11 @@ struct PanelMatmul {
   static void run_chunk(const ops::MatmulProblem& problem, const Strips& strips,
                         int64_t first_token, int64_t count, uint8_t* scratch) {
     auto* sums = reinterpret_cast<Sums*>(scratch + 2 * kPanelGroupBytes);
-    const bool one_tile = count <= Panel::kTokens;
-    if (Panel::kStreams && one_tile) {
-      multiply_tile(problem, strips, first_token, count, scratch, sums);
+    if (count <= Panel::kStreamTiles * Panel::kTokens) {
+      multiply_few(problem, strips, first_token, count, scratch, sums);
     } else {
-      // With one tile of tokens the panel is used once: keep it small, it is read back at once.
       multiply_strips(problem, strips.strips, strips.count, strips.after(strips.count - 1),
-                      first_token, count, one_tile ? kFewTokensK : Panel::kStretch, scratch, sums);
+                      first_token, count, scratch, sums);
     }
     for (int unit = 0; unit < strips.num_units; ++unit) {
       const int parts = strips.units[unit].num_parts;
@@ -150,21 +148,34 @@ struct PanelMatmul {
     }
   }
 
-  // sums[strip][token] = the strip times the token, for a single tile of tokens.
-  static void multiply_tile(const ops::MatmulProblem& problem, const Strips& strips,
-                            int64_t first_token, int64_t count, uint8_t* scratch, Sums* sums) {
-    if constexpr (Panel::kStreams) {
+  // Those of `tokens`, of nearly equal size.
+  struct Tiles {
+    int64_t tokens;
+    int64_t count = (tokens + Panel::kTokens - 1) / Panel::kTokens;
+
+    int64_t first(int64_t tile) const { return tile * tokens / count; }
+  };
+
+  // sums[strip][token] = the strip times the token, for a few tiles of tokens.
+  static void multiply_few(const ops::MatmulProblem& problem, const Strips& strips,
+                           int64_t first_token, int64_t count, uint8_t* scratch, Sums* sums) {
+    if constexpr (Panel::kStreamTiles > 0) {
+      const Tiles tiles = {count};
       for (int i = 0; i < strips.count; ++i) {
         const Strip& strip = strips.strips[i];
         if (strip.weight->format.scales != ops::ScaleKind::dense) {
-          multiply_strips(problem, &strip, 1, strips.after(i), first_token, count, kFewTokensK,
-                          scratch, sums + i * count);
+          multiply_strips(problem, &strip, 1, strips.after(i), first_token, count, scratch,
+                          sums + i * count);
           continue;
         }
         const uint8_t* groups[2] = {strip.weight->group(strip.group),
                                     strip.weight->group(strip.group + strip.groups - 1)};
-        Panel::stream(*strip.weight, groups, problem.x.row(first_token), problem.x.row_bytes(),
-                      static_cast<int>(count), sums + i * count);
+        for (int64_t tile = 0; tile < tiles.count; ++tile) {
+          const int64_t t = tiles.first(tile);
+          Panel::stream(*strip.weight, groups, problem.x.row(first_token + t),
+                        problem.x.row_bytes(), static_cast<int>(tiles.first(tile + 1) - t),
+                        sums + i * count + t);
+        }
       }
     }
   }
@@ -173,11 +184,13 @@ struct PanelMatmul {
   // the member reads then, or null.
   static void multiply_strips(const ops::MatmulProblem& problem, const Strip* strips,
                               int num_strips, const Strip* after, int64_t first_token,
-                              int64_t count, int64_t stretch, uint8_t* scratch, Sums* sums) {
+                              int64_t count, uint8_t* scratch, Sums* sums) {
     std::memset(sums, 0, static_cast<size_t>(num_strips * count) * sizeof(Sums));
     const int64_t cols = ops::padded_cols(problem.x.cols);
     const TokenRows rows = {problem.x.row(first_token), problem.x.row_bytes(), cols};
-    const int64_t tiles = (count + Panel::kTokens - 1) / Panel::kTokens;  // of nearly equal size
+    const Tiles tiles = {count};
+    // With one tile of tokens the panel is used once: keep it small, it is read back at once.
+    const int64_t stretch = tiles.count == 1 ? kFewTokensK : Panel::kStretch;
     for (int64_t k = 0; k < cols; k += stretch) {
       const int64_t length = k + stretch < cols ? stretch : cols - k;
       for (int i = 0; i < num_strips; ++i) {
@@ -193,11 +206,11 @@ struct PanelMatmul {
         panels[1] = groups == 1
                         ? panels[0]
                         : Panel::panel(*weight, group + 1, k, length, scratch + kPanelGroupBytes);
-        for (int64_t tile = 0; tile < tiles; ++tile) {
-          const int64_t t = tile * count / tiles;
-          fetch.share(tile, tiles);
+        for (int64_t tile = 0; tile < tiles.count; ++tile) {
+          const int64_t t = tiles.first(tile);
+          fetch.share(tile, tiles.count);
           Panel::multiply(weight->format, panels, k, length, rows.from(t),
-                          static_cast<int>((tile + 1) * count / tiles - t), sums + i * count + t);
+                          static_cast<int>(tiles.first(tile + 1) - t), sums + i * count + t);
         }
       }
     }

@@ -17,7 +17,7 @@ struct Panel {
   static constexpr int kTokens = 4;
   static constexpr int kUnits = 1;
   static constexpr int64_t kStretch = 256;
-  static constexpr bool kStreams = false;
+  static constexpr int kStreamTiles = 0;
   static constexpr int64_t kRows = ops::kGroupRows;
 
   static const uint8_t* panel(const PackedWeight& weight, int64_t group_index, int64_t k,
