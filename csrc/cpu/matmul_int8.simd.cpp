@@ -82,8 +82,8 @@ struct Int8Matmul {
         const ops::PackedWeight& weight = unit.parts[part].weight;
         const bool last = part + 1 == unit.num_parts;
         const uint8_t* following = last ? next : weights_of(unit, part + 1);
-        const FetchAhead ahead(weight.group(2 * unit.index + groups),
-                               is_last ? following : nullptr, distance);
+        const FetchAhead ahead(weight.group(2 * unit.index + groups), is_last ? following : nullptr,
+                               distance);
         with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
           Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
                                static_cast<int>(count), ahead, sums[part]);
