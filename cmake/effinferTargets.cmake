@@ -172,7 +172,8 @@ function(effinfer_target_options target)
   endif()
 endfunction()
 
-# Programs of tests, which take longer to compile than to run. (Most instrumented ones are not optimised.)
+# Programs of tests, which take longer to compile than to run. (Most of those with sanitizers are not
+# optimised.)
 function(effinfer_test_options target)
   effinfer_target_options(${target})
   if(NOT EFFINFER_SANITIZE)
