@@ -22,7 +22,6 @@ from effinfer.techniques import (
 )
 from effinfer.techniques.key_channels import queries_and_keys
 from tests.model_files import smollm2_path
-from tests.techniques.fed_text import likelihoods_behind
 from tests.techniques.test_prefill import ANSWER, FACT, QUESTION, text
 
 LENGTH = 1200
@@ -87,8 +86,9 @@ def test_a_fact_is_found(llm):
 
 
 def likelihood(llm: effinfer.LLM) -> float:
-    """Of the last 100 of 300 tokens that are generated behind a prompt."""
-    return float(likelihoods_behind(llm, text(llm)[:LENGTH], LENGTH - 300)[-100:].mean())
+    """Of the last 100 tokens, one by one."""
+    tokens = text(llm)[:LENGTH]
+    return float(llm.log_likelihoods(tokens, phase="decode")[-100:].mean())
 
 
 @pytest.fixture(scope="module")
