@@ -139,7 +139,7 @@ TEST("every weight type, packed and multiplied at every level") {
     for (const Isa isa : available_isas()) {
       for (const Arithmetic arithmetic : {Arithmetic::int8, Arithmetic::f32}) {
         if (dense && arithmetic == Arithmetic::int8) continue;
-        for (const int64_t rows : {1, 2, 3, 9, 14}) {
+        for (const int64_t rows : {1, 2, 3, 9, 12, 14}) {
           const OwnedOperand operand(arithmetic, rows, cols);
           operand.store(random_floats(rows * cols, 41), isa);
           std::vector<float> out(static_cast<size_t>(rows * 33));
