@@ -7,6 +7,7 @@ setup_venv.py package --build-dir DIR ...    builds and installs effinfer, incre
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,9 +36,30 @@ def run_pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *arguments]
     # The environment's cmake and ninja serve the build.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, "PATH": path}).returncode
+    environment = {**os.environ, "PATH": path}
+    if "-v" not in arguments or os.environ.get("CI"):
+        status = subprocess.run(command, cwd=ROOT, env=environment).returncode
+    else:
+        status = run_build(command, environment)
     if status != 0:
         sys.exit(f"failed: {' '.join(command)}")
+
+
+def run_build(command: list[str], environment: dict[str, str]) -> int:
+    """Runs a verbose build that may take many minutes. Prints how far it is, by Ninja's count of
+    steps, or all that it wrote where it fails."""
+    written, tenths = [], 0
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, errors="replace", **pipes) as build:
+        for line in build.stdout:
+            written.append(line)
+            step = re.match(r"\s*\[(\d+)/(\d+)\] ", line)
+            if step and 10 * int(step[1]) // int(step[2]) > tenths:
+                tenths = 10 * int(step[1]) // int(step[2])
+                print(f"effinfer: {10 * tenths} % of its {step[2]} steps", flush=True)
+    if build.returncode != 0:
+        print("".join(written), end="", file=sys.stderr)
+    return build.returncode
 
 
 def once(name: str, key: str, action: list[str]) -> None:
@@ -75,7 +97,7 @@ def install_package(build_dir: str, with_tests: bool) -> None:
     # The long option: pip below 23.1, which Debian 12 ships, has no -C.
     settings = [f"build-dir={build_dir}", *(f"cmake.define.{k}={v}" for k, v in defines.items())]
     options = ["--no-build-isolation", *(f"--config-settings={setting}" for setting in settings)]
-    once("package", source_digest(options), [*options, "-v" if os.environ.get("CI") else "-q", "."])
+    once("package", source_digest(options), [*options, "-v", "."])
 
 
 def main() -> None:

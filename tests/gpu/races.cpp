@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
@@ -171,34 +170,33 @@ class Detector final : public Observer {
  private:
   using Number = Accesses::Number;
 
-  Access::Bits bits_of(const Progress& thread) const {
-    static_assert(std::endian::native == std::endian::little);
-    const bool has_clock = thread.clock != nullptr;
+  Access access_of(const Progress& thread) const {
     const auto index = static_cast<size_t>(thread.thread);
-    const size_t async_fences = has_clock ? async_fences_[index].size() : 0;
-    const uint64_t when = has_clock ? thread.epoch : thread.warp_syncs;
-    return {run_ | when << 32, (thread.syncs & 0xffff) | index << 16 |
-                                   uint64_t{thread.fences & 0xffff} << 32 | async_fences << 48};
+    if (thread.clock == nullptr) {
+      return {run_, thread.warp_syncs, thread.syncs, index, {thread.fences, 0}};
+    }
+    return {run_, thread.epoch, thread.syncs, index, {thread.fences, async_fences_[index].size()}};
   }
   // That who wrote has fenced since, and that the thread knows of it.
   void require_fenced(const Progress& thread, const void* from, size_t bytes, const char* does) {
     shadow_.for_bytes(from, bytes, [&](uintptr_t at, const Place& here) {
       if (here.byte.write < shadow_.oldest(at)) return;
       const Access& write = accesses_[here.byte.write];
-      if (write.run != run_ || write.thread >= threads_) return;
-      const std::vector<uint32_t>& fences = async_fences_[write.thread];
-      const size_t first = write.async_fences;
-      const bool is_fenced = first < fences.size() && (write.thread == thread.thread ||
-                                                       fences[first] <= thread.clock[write.thread]);
+      if (write.run() != run_ || write.thread() >= threads_) return;
+      const std::vector<uint32_t>& fences = async_fences_[write.thread()];
+      const size_t first = write.async_fences();
+      const bool is_fenced =
+          first < fences.size() && (write.thread() == static_cast<uint32_t>(thread.thread) ||
+                                    fences[first] <= thread.clock[write.thread()]);
       if (!is_fenced) complain(at, write, thread, does, "wrote without a fence_async", nullptr);
     });
   }
   bool ordered(const Access& before, const Access& now, const Progress& thread) const {
-    if (before.run != now.run) return ordered_by_blocks(before, now, thread);
-    if (before.thread == now.thread) return true;
-    if (thread.clock != nullptr) return before.step <= thread.clock[before.thread];
-    return before.syncs < now.syncs ||
-           (before.thread / kWarp == now.thread / kWarp && before.step < now.step);
+    if (before.run() != now.run()) return ordered_by_blocks(before, now, thread);
+    if (before.thread() == now.thread()) return true;
+    if (thread.clock != nullptr) return before.step() <= thread.clock[before.thread()];
+    return before.syncs() < now.syncs() ||
+           (before.thread() / kWarp == now.thread() / kWarp && before.step() < now.step());
   }
   bool ordered_by_blocks(const Access& before, const Access& now, const Progress& thread) const;
   // An access that has just been given its number.
@@ -245,12 +243,14 @@ void Detector::resumes(const Progress* thread) {
 
 bool Detector::ordered_by_blocks(const Access& before, const Access& now,
                                  const Progress& thread) const {
-  if (!thread.has_acquired && fences_.back().acquired_syncs >= now.syncs) return false;
-  const Fences& theirs = fences_[before.run - first_run_];
-  return before.syncs < theirs.released_syncs || before.fences < theirs.of_thread[before.thread];
+  if (!thread.has_acquired && fences_.back().acquired_syncs >= now.syncs()) return false;
+  const Fences& theirs = fences_[before.run() - first_run_];
+  return before.syncs() < theirs.released_syncs ||
+         before.fences() < theirs.of_thread[before.thread()];
 }
 
-bool Detector::remember_read(Byte& byte, Number oldest, const Now& now) const {
+[[gnu::always_inline]] inline bool Detector::remember_read(Byte& byte, Number oldest,
+                                                           const Now& now) const {
   for (Number& read : byte.reads) {
     if (ordered(read, oldest, now)) {
       read = now.number;
@@ -259,7 +259,7 @@ bool Detector::remember_read(Byte& byte, Number oldest, const Now& now) const {
   }
   if (now.thread.clock != nullptr) return false;
   const auto same_warp = [](const Access& a, const Access& b) {
-    return a.run == b.run && a.thread / kWarp == b.thread / kWarp;
+    return a.run() == b.run() && a.thread() / kWarp == b.thread() / kWarp;
   };
   const Access& first = accesses_[byte.reads[0]];
   if (same_warp(first, accesses_[byte.reads[1]]) && !same_warp(first, now.access)) {
@@ -295,15 +295,15 @@ void Detector::remember_more(Reads& reads, const Now& now) const {
 template <bool kWrites>
 [[gnu::always_inline]] inline bool Detector::touch_whole(const Progress& thread, const void* place,
                                                          size_t bytes) {
-  const Access::Bits bits = bits_of(thread);
-  const Now now{std::bit_cast<Access>(bits), accesses_.number(bits), thread};
+  const Access access = access_of(thread);
+  const Now now{access, accesses_.number(access), thread};
   return shadow_.all_whole(place, bytes, [&](Word& word, Number oldest) {
     Byte& byte = word.whole;
     if (!kWrites && byte.reads[0] == now.number) return true;
     if (!ordered(byte.write, oldest, now)) return false;
     if (!kWrites) {
       if (!remember_read(byte, oldest, now)) {
-        remember_more(shadow_.details(word, oldest).reads, now);
+        remember_more(shadow_.reads_of(word, oldest), now);
       }
       return true;
     }
@@ -323,51 +323,47 @@ void Detector::touch(const Progress& thread, const void* place, size_t bytes, bo
                        : touch_whole<false>(thread, place, bytes))) {
     return;
   }
-  auto access = std::bit_cast<Access>(bits_of(thread));
-  access.is_added = adds;
-  const Now now{access, accesses_.number(access.bits()), thread};
+  const Access access = adds ? access_of(thread).added() : access_of(thread);
+  const Now now{access, accesses_.number(access), thread};
   const char* const does = writes ? "writes" : "reads";
   shadow_.for_bytes(place, bytes, [&](uintptr_t at, const Place& here) {
     const Number oldest = shadow_.oldest(at);
     Byte& byte = here.byte;
-    if (here.awaits_copy()) {
+    if (here.is_awaited()) {
       complain(at, accesses_[byte.write], thread, "touches", "has yet to wait for", caller);
     }
     if (!writes && byte.reads[0] == now.number) return;
-    if (!ordered(byte.write, oldest, now) && !(adds && accesses_[byte.write].is_added)) {
+    if (!ordered(byte.write, oldest, now) && !(adds && accesses_[byte.write].is_added())) {
       complain(at, accesses_[byte.write], thread, does, "wrote", caller);
     }
     if (!writes) {
       if (remember_read(byte, oldest, now)) return;
-      Reads* const reads = here.reads();
-      return remember_more(reads ? *reads : shadow_.details(here.word, oldest).reads, now);
+      return remember_more(here.reads ? *here.reads : shadow_.reads_of(here.word, oldest), now);
     }
     for (const Number read : byte.reads) {
       if (!ordered(read, oldest, now)) {
         complain(at, accesses_[read], thread, does, "read", caller);
       }
     }
-    if (Reads* const reads = here.reads(); reads != nullptr && !reads->empty()) {
-      const auto check = [&](const WarpReads& some) {
+    if (here.reads != nullptr && !here.reads->empty()) {
+      here.reads->for_each([&](const WarpReads& some) {
         some.all_of([&](const Access& read) {
           if (!ordered(read, access, thread)) complain(at, read, thread, does, "read", caller);
           return true;
         });
-      };
-      std::ranges::for_each(reads->first, check);
-      std::ranges::for_each(reads->rest, check);
-      reads->clear();
+      });
+      here.reads->clear();
     }
     byte = {now.number, {}};
   });
 }
 
 std::string Detector::since(const Access& access, bool has_clock) const {
-  if (access.run != run_) return " of another block";
-  if (access.thread >= threads_) return " as a copy";
+  if (access.run() != run_) return " of another block";
+  if (access.thread() >= threads_) return " as a copy";
   if (has_clock) return "";
-  if (access.syncs == 0) return " since the start";
-  const Where& where = syncs_[access.syncs - 1];
+  if (access.syncs() == 0) return " since the start";
+  const Where& where = syncs_[access.syncs() - 1];
   return " since the sync at " + std::string(where.file_name()) + ":" +
          std::to_string(where.line());
 }
@@ -391,7 +387,7 @@ void Detector::complain(uintptr_t at, const Access& before, const Progress& now,
                (shadow_.is_shared(at)
                     ? "byte " + std::to_string(shadow_.in_shared(place)) + " of shared memory"
                     : std::string("global memory")) +
-               " that thread " + std::to_string(before.thread) + " " + did +
+               " that thread " + std::to_string(before.thread()) + " " + did +
                since(before, now.clock != nullptr);
   if (caller != nullptr) complaint_ += " (" + place_of(caller) + ")";
 }

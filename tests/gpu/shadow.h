@@ -14,20 +14,45 @@
 
 namespace effinfer::cuda::host {
 
-// Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches.
-struct Access {
-  uint32_t run = 0;
-  uint32_t step = 0;  // `warp_syncs` of its thread or, where clocks are kept, the epoch
-  uint16_t syncs = 0;
-  uint16_t thread : 15 = 0;
-  uint16_t is_added : 1 = false;  // written so that others may do so at once
-  uint16_t fences = 0;
-  uint16_t async_fences = 0;
+// Who touched a byte, and when. Runs of blocks are numbered from 1 on, through all launches. Two
+// words: what was stored field by field could not be read as one for some cycles.
+class Access {
+ public:
+  // Both not above 16 bits.
+  struct Fences {
+    size_t of_memory = 0;
+    size_t async = 0;
+  };
 
-  // As it is made and compared, in registers: what is stored field by field cannot be read as one
-  // for some cycles.
-  using Bits = std::array<uint64_t, 2>;
-  Bits bits() const { return std::bit_cast<Bits>(*this); }
+  Access() = default;
+  // `step` is `warp_syncs` of the thread or, where clocks are kept, the epoch.
+  Access(uint32_t run, uint32_t step, uint32_t syncs, size_t thread, Fences fences)
+      : when_(run | uint64_t{step} << 32),
+        who_((syncs & 0xffff) | thread << 16 | (fences.of_memory & 0xffff) << 32 |
+             fences.async << 48) {}
+
+  uint32_t run() const { return static_cast<uint32_t>(when_); }
+  uint32_t step() const { return static_cast<uint32_t>(when_ >> 32); }
+  uint32_t syncs() const { return who_ & 0xffff; }
+  uint32_t thread() const { return who_ >> 16 & 0x7fff; }
+  // Written so that others may do so at once.
+  bool is_added() const { return (who_ & kAdded) != 0; }
+  uint32_t fences() const { return who_ >> 32 & 0xffff; }
+  uint32_t async_fences() const { return static_cast<uint32_t>(who_ >> 48); }
+  bool operator==(const Access&) const = default;
+
+  Access added() const { return {when_, who_ | kAdded}; }
+  Access of_thread(uint32_t thread) const {
+    return {when_, (who_ & ~(uint64_t{0x7fff} << 16)) | uint64_t{thread & 0x7fff} << 16};
+  }
+
+ private:
+  static constexpr uint64_t kAdded = uint64_t{1} << 31;
+
+  Access(uint64_t when, uint64_t who) : when_(when), who_(who) {}
+
+  uint64_t when_ = 0;
+  uint64_t who_ = 0;
 };
 
 // Accesses of a launch by numbers, of which memory has many and which are a quarter as large. They
@@ -48,22 +73,21 @@ class Accesses {
   Number next() const { return first_ + static_cast<Number>(all_.size()); }
 
   // The same for one that is the last of its thread already.
-  [[gnu::always_inline]] Number number(const Access::Bits& now) {
-    if (now[0] == recent_bits_[0] && now[1] == recent_bits_[1]) return recent_;
+  [[gnu::always_inline]] Number number(Access now) {
+    if (now == recent_access_) return recent_;
     return number_of_other(now);
   }
   const Access& operator[](Number number) const { return all_[number - first_]; }
 
  private:
-  [[gnu::noinline]] Number number_of_other(const Access::Bits& bits) {
-    const auto now = std::bit_cast<Access>(bits);
-    Number& last = last_[size_t{2} * now.thread + now.is_added];
-    if (last < first_ || all_[last - first_].bits() != bits) {
+  [[gnu::noinline]] Number number_of_other(Access now) {
+    Number& last = last_[size_t{2} * now.thread() + now.is_added()];
+    if (last < first_ || all_[last - first_] != now) {
       if (next() == kMost) throw std::length_error("races: a launch with more accesses than that");
       last = next();
       all_.push_back(now);
     }
-    recent_bits_ = bits;
+    recent_access_ = now;
     recent_ = last;
     return last;
   }
@@ -72,7 +96,7 @@ class Accesses {
   Number first_ = 1;
   std::vector<Access> all_;
   std::vector<Number> last_;  // of each agent: all but what adds, and that
-  Access::Bits recent_bits_{};
+  Access recent_access_;
   Number recent_ = 0;
 };
 
@@ -89,78 +113,114 @@ struct WarpReads {
   uint32_t lanes = 0;
 
   bool is_of(const Access& read) const {
-    return of_one.run == read.run && of_one.thread / kLanes == read.thread / kLanes;
+    return of_one.run() == read.run() && of_one.thread() / kLanes == read.thread() / kLanes;
   }
   bool is_as_far_as(const Access& read) const {
-    return of_one.step == read.step && of_one.syncs == read.syncs && of_one.fences == read.fences;
+    return of_one.step() == read.step() && of_one.syncs() == read.syncs() &&
+           of_one.fences() == read.fences();
   }
-  static uint32_t lane_of(const Access& read) { return uint32_t{1} << read.thread % kLanes; }
+  static uint32_t lane_of(const Access& read) { return uint32_t{1} << read.thread() % kLanes; }
   // each(Access) of its lanes, as long as that says true.
   template <class F>
   bool all_of(F&& each) const {
+    const uint32_t first = of_one.thread() / kLanes * kLanes;
     for (uint32_t left = lanes; left != 0; left &= left - 1) {
-      Access read = of_one;
-      read.thread = (of_one.thread / kLanes * kLanes + unsigned(std::countr_zero(left))) & 0x7fff;
-      if (!each(read)) return false;
+      if (!each(of_one.of_thread(first + uint32_t(std::countr_zero(left))))) return false;
     }
     return true;
   }
 
  private:
-  static constexpr unsigned kLanes = 32;
+  static constexpr uint32_t kLanes = 32;
 };
 
 // More reads of a byte, in kernels that order some threads only (clocks.h): all that are not
 // ordered before others, and some that are, as they go when there are twice as many as were left
-// the time before. The first few are in a line of a cache with what leads to the rest.
-struct alignas(64) Reads {
-  std::array<WarpReads, 2> first;
-  std::vector<WarpReads> rest;
+// the time before. The first two are in a line of a cache with what leads to the rest.
+class alignas(64) Reads {
+ public:
+  Accesses::Number oldest = 0;  // all came from there on
 
-  bool empty() const { return (first[0].lanes | first[1].lanes) == 0 && rest.empty(); }
+  Reads() = default;
+  Reads(const Reads& other) { *this = other; }
+  Reads& operator=(const Reads& other) {
+    if (this == &other) return *this;
+    oldest = other.oldest;
+    first_ = other.first_;
+    size_ = 0;
+    if (other.size_ > 0) reserve(other.size_);
+    size_ = other.size_;
+    std::copy_n(other.rest_.get(), size_, rest_.get());
+    return *this;
+  }
+
+  bool empty() const { return (first_[0].lanes | first_[1].lanes) == 0 && size_ == 0; }
   void clear() {
-    first[0].lanes = first[1].lanes = 0;
-    rest.clear();
+    first_[0].lanes = first_[1].lanes = 0;
+    size_ = 0;
   }
   // Those that a read is looked for in: mostly those of warps that read a tile again and again.
   template <class F>
   bool any_of_few(F&& is) {
-    constexpr size_t kFew = 16;
-    for (WarpReads& some : first) {
+    constexpr uint32_t kFew = 16;
+    for (WarpReads& some : first_) {
       if (is(some)) return true;
     }
-    for (size_t i = 0; i < std::min(rest.size(), kFew); ++i) {
-      if (is(rest[i])) return true;
-    }
-    return false;
+    return std::any_of(rest_.get(), rest_.get() + std::min<uint32_t>(size_, kFew), is);
+  }
+  template <class F>
+  void for_each(F&& each) const {
+    std::ranges::for_each(first_, each);
+    std::for_each_n(rest_.get(), size_, each);
   }
   // Before it would grow those go of which is(WarpReads) says so.
   template <class F>
   void add(const WarpReads& reads, F&& is) {
-    constexpr size_t kLeast = 8;
-    if (rest.size() == rest.capacity()) {
-      std::erase_if(rest, is);
-      if (2 * rest.size() >= rest.capacity()) rest.reserve(std::max(kLeast, 2 * rest.capacity()));
+    if (size_ == capacity()) {
+      WarpReads* const begin = rest_.get();
+      size_ = static_cast<uint32_t>(std::remove_if(begin, begin + size_, is) - begin) & kMost;
+      if (2 * size_ >= capacity()) reserve(2 * capacity());
     }
-    rest.push_back(reads);
+    if (size_ == kMost) throw std::length_error("races: a byte with more reads than that");
+    rest_[size_] = reads;
+    ++size_;
   }
+
+ private:
+  static constexpr uint32_t kMost = (1U << 26) - 1;
+
+  uint32_t capacity() const { return rest_ ? 1U << log_capacity_ : 0; }
+  // Room for as many, and for at least 8.
+  void reserve(uint32_t count) {
+    constexpr uint32_t kLeast = 8;
+    if (rest_ && count <= capacity()) return;
+    const int log = std::countr_zero(std::bit_ceil(std::max(count, kLeast)));
+    auto grown = std::make_unique_for_overwrite<WarpReads[]>(size_t{1} << log);
+    std::copy_n(rest_.get(), size_, grown.get());
+    rest_ = std::move(grown);
+    log_capacity_ = static_cast<uint32_t>(log) & 0x3f;
+  }
+
+  uint32_t size_ : 26 = 0;  // of the rest
+  uint32_t log_capacity_ : 6 = 0;
+  std::array<WarpReads, 2> first_;
+  std::unique_ptr<WarpReads[]> rest_;
 };
+static_assert(sizeof(Reads) == 64);
 
 constexpr uintptr_t kWord = 4;
 
-// What few words need.
-struct Details {
-  Reads reads;  // of the whole word
-  std::array<Byte, kWord> parts;
-  std::array<Reads, kWord> reads_of_parts;
-  std::array<bool, kWord> part_awaits_copy{};
-  Accesses::Number oldest = 0;  // what it knows came from there on
+// What the bytes of few words need, which are told apart.
+struct Parts {
+  std::array<Byte, kWord> bytes;
+  std::array<Reads, kWord> reads;
+  std::array<bool, kWord> awaits_copy{};
 };
 
 // Of four bytes, which are told apart once something has touched less than all.
 struct Word {
   Byte whole;
-  uint32_t details : 30 = 0;  // 0: none
+  uint32_t details : 30 = 0;  // of more reads, and of its parts; 0: none
   uint32_t is_divided : 1 = false;
   uint32_t awaits_copy : 1 = false;
 
@@ -172,22 +232,16 @@ static_assert(sizeof(Word) == 16);
 struct Place {
   Byte& byte;
   Word& word;
-  int part;          // or -1: all
-  Details* details;  // or null: there are none yet
+  Reads* reads;       // or null: there are none yet
+  bool* awaits_copy;  // of a byte, or null: of the word
 
-  bool awaits_copy() const {
-    return part < 0 ? word.awaits_copy != 0 : details->part_awaits_copy[static_cast<size_t>(part)];
-  }
+  bool is_awaited() const { return awaits_copy != nullptr ? *awaits_copy : word.awaits_copy != 0; }
   void await_copy(bool awaits) const {
-    if (part < 0) {
-      word.awaits_copy = awaits;
+    if (awaits_copy != nullptr) {
+      *awaits_copy = awaits;
     } else {
-      details->part_awaits_copy[static_cast<size_t>(part)] = awaits;
+      word.awaits_copy = awaits;
     }
-  }
-  Reads* reads() const {
-    if (details == nullptr) return nullptr;
-    return part < 0 ? &details->reads : &details->reads_of_parts[static_cast<size_t>(part)];
   }
 };
 
@@ -210,7 +264,8 @@ class Shadow {
     pages_.clear();
     recent_ = {};
     std::ranges::fill(shared_words_, Word{});
-    details_.clear();
+    reads_.clear();
+    parts_.clear();
   }
   bool is_shared(uintptr_t at) const { return at - shared_ < shared_size_; }
   size_t in_shared(const void* place) const { return reinterpret_cast<uintptr_t>(place) - shared_; }
@@ -266,19 +321,20 @@ class Shadow {
   // Those that are not among the two of the word, if there are some that count.
   const Reads* more_reads(const Word& word, Accesses::Number oldest) const {
     if (word.details == 0) return nullptr;
-    const Details& details = details_[word.details - 1];
-    return details.oldest == oldest && !details.reads.empty() ? &details.reads : nullptr;
+    const Reads& reads = reads_[word.details - 1];
+    return reads.oldest == oldest && !reads.empty() ? &reads : nullptr;
   }
-  // Those of a word, and of parts if it is divided, into which others can be put.
-  Details& details(Word& word, Accesses::Number oldest) {
+  // Those of a word, into which others can be put.
+  Reads& reads_of(Word& word, Accesses::Number oldest) {
     if (word.details == 0) {
-      details_.emplace_back();
-      word.details = static_cast<uint32_t>(details_.size()) & 0x3fffffff;
+      reads_.emplace_back();
+      parts_.emplace_back();
+      word.details = static_cast<uint32_t>(reads_.size()) & 0x3fffffff;
     }
-    Details& mine = details_[word.details - 1];
+    Reads& mine = reads_[word.details - 1];
     if (mine.oldest != oldest) {
       mine.oldest = oldest;
-      mine.reads.clear();
+      mine.clear();
     }
     return mine;
   }
@@ -310,38 +366,42 @@ class Shadow {
   Accesses::Number last_write(const Word& word) const {
     if (word.is_divided == 0) return word.whole.write;
     Accesses::Number last = 0;
-    for (const Byte& part : details_[word.details - 1].parts) last = std::max(last, part.write);
+    for (const Byte& part : parts_of(word).bytes) last = std::max(last, part.write);
     return last;
   }
   // What does not count any more neither divides a word nor is it waited for.
   void renew(Word& word, Accesses::Number oldest) {
     if (word.is_divided != 0) {
-      if (details_[word.details - 1].oldest == oldest) return;
+      if (reads_[word.details - 1].oldest == oldest) return;
       word.whole.write = last_write(word);
       word.is_divided = word.awaits_copy = false;
     } else if (word.whole.write < oldest) {
       word.awaits_copy = false;
     }
   }
+  Parts& parts_of(const Word& word) const { return *parts_[word.details - 1]; }
   void divide(Word& word, Accesses::Number oldest) {
-    Details& mine = details(word, oldest);
-    mine.parts.fill(word.whole);
-    mine.reads_of_parts.fill(mine.reads);
-    mine.part_awaits_copy.fill(word.awaits_copy != 0);
+    const Reads& reads = reads_of(word, oldest);
+    std::unique_ptr<Parts>& parts = parts_[word.details - 1];
+    if (!parts) parts = std::make_unique<Parts>();
+    parts->bytes.fill(word.whole);
+    parts->reads.fill(reads);
+    parts->awaits_copy.fill(word.awaits_copy != 0);
     word.is_divided = true;
   }
   template <class F>
   uintptr_t for_word(Word& word, Accesses::Number oldest, uintptr_t at, uintptr_t stop, F&& each) {
     if (!word.is_plain()) renew(word, oldest);
     if (stop - at == kWord && word.is_divided == 0) {
-      each(at, Place{word.whole, word, -1, word.details == 0 ? nullptr : &details(word, oldest)});
+      Reads* const reads = word.details == 0 ? nullptr : &reads_of(word, oldest);
+      each(at, Place{word.whole, word, reads, nullptr});
       return stop;
     }
     if (word.is_divided == 0) divide(word, oldest);
-    Details& mine = details_[word.details - 1];
+    Parts& mine = parts_of(word);
     for (; at < stop; ++at) {
       const size_t part = at % kWord;
-      each(at, Place{mine.parts[part], word, static_cast<int>(part), &mine});
+      each(at, Place{mine.bytes[part], word, &mine.reads[part], &mine.awaits_copy[part]});
     }
     return stop;
   }
@@ -370,8 +430,9 @@ class Shadow {
   size_t shared_size_ = 0;
   std::vector<Word> shared_words_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  std::array<RecentPage, 256> recent_;  // of those, by their numbers
-  std::deque<Details> details_;
+  std::array<RecentPage, 256> recent_;         // of those, by their numbers
+  std::deque<Reads> reads_;                    // of words that have details
+  std::vector<std::unique_ptr<Parts>> parts_;  // as many, of those that are or were divided
 };
 
 }  // namespace effinfer::cuda::host
