@@ -39,28 +39,18 @@ struct Int8Matmul {
   static constexpr int64_t kFewRows = 4;
   static constexpr FetchDistance kManyRows = {8192, 0};
 
-  // A member claims its next chunk before it works on the one at hand, to know what to fetch ahead.
   static void run(const ops::MatmulProblem& problem, Team& team) {
     const int64_t units = count_units(problem);
     const int64_t chunks = count_chunks(problem, units, team.size());
     const FetchDistance few_rows = fetch_distance(WeightStream::int8);
-    const auto first_unit = [&](int64_t chunk) { return chunk * units / chunks; };
-    for (int64_t chunk = team.claim(); chunk < chunks;) {
-      const int64_t next_chunk = team.claim();
-      const int64_t end = first_unit(chunk + 1);
-      for (int64_t unit = first_unit(chunk); unit < end; ++unit) {
-        int64_t next = unit + 1;
-        if (next == end) next = next_chunk < chunks ? first_unit(next_chunk) : -1;
-        run_unit(problem, find_unit(problem, unit, team.rank()),
-                 next < 0 ? nullptr : weights_of(find_unit(problem, next, team.rank()), 0),
-                 few_rows);
-      }
-      chunk = next_chunk;
-    }
-  }
-
-  static const uint8_t* weights_of(const MatmulUnit& unit, int part) {
-    return unit.parts[part].weight.group(2 * unit.index);
+    for_units(
+        problem, team, chunks,
+        [&](int64_t chunk) {
+          return UnitRange{chunk * units / chunks, (chunk + 1) * units / chunks};
+        },
+        [&](int64_t, const MatmulUnit& unit, const uint8_t* next) {
+          run_unit(problem, unit, next, few_rows);
+        });
   }
 
   static void run_unit(const ops::MatmulProblem& problem, const MatmulUnit& unit,
@@ -72,7 +62,6 @@ struct Int8Matmul {
       const int64_t count = left < kTokens ? left : kTokens;
       ops::Int8Row rows[kTokens];
       for (int64_t i = 0; i < count; ++i) rows[i] = ops::int8_row(problem.x, token + i);
-      const int64_t groups = unit.num_outputs > ops::kGroupRows ? 2 : 1;
       const bool is_last = token + count == tokens;
       // Between the first pass over the weights and the last one they come from cache.
       const FetchDistance distance = token > 0 && !is_last ? FetchDistance{}
@@ -80,12 +69,9 @@ struct Int8Matmul {
                                                            : kManyRows;
       for (int part = 0; part < unit.num_parts; ++part) {
         const ops::PackedWeight& weight = unit.parts[part].weight;
-        const bool last = part + 1 == unit.num_parts;
-        const uint8_t* following = last ? next : weights_of(unit, part + 1);
-        const FetchAhead ahead(weight.group(2 * unit.index + groups), is_last ? following : nullptr,
-                               distance);
+        const FetchAhead ahead = fetch_beyond(unit, part, is_last ? next : nullptr, distance);
         with_quantised_format(weight.format, [&]<ops::PackedFormat format>() {
-          Int8Dot::dot<format>(weight, 2 * unit.index, static_cast<int>(groups), rows,
+          Int8Dot::dot<format>(weight, 2 * unit.index, groups_of(unit), rows,
                                static_cast<int>(count), ahead, sums[part]);
         });
       }

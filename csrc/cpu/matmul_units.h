@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "effinfer/threads.h"
 #include "effinfer/tuning.h"
 #include "ops/matmul.h"
 
@@ -45,10 +46,18 @@ struct MatmulUnit {
           first, left < kUnitOutputs ? left : kUnitOutputs, member};
 }
 
+[[gnu::always_inline]] inline int groups_of(const MatmulUnit& unit) {
+  return unit.num_outputs > ops::kGroupRows ? 2 : 1;
+}
+[[gnu::always_inline]] inline const uint8_t* weights_of(const MatmulUnit& unit, int part) {
+  return unit.parts[part].weight.group(2 * unit.index);
+}
+
 // Where to fetch ahead while a member reads a stream of weights: up to the stream's end, then in
 // what it reads next.
 class FetchAhead {
  public:
+  FetchAhead() = default;  // nowhere
   [[gnu::always_inline]] FetchAhead(const uint8_t* end, const uint8_t* next, FetchDistance distance)
       : end_(end), jump_(next == nullptr ? 0 : next - end), l2_(distance.l2), l1_(distance.l1) {}
 
@@ -73,11 +82,18 @@ class FetchAhead {
     for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(lines + line, 0, locality);
   }
 
-  const uint8_t* end_;
-  int64_t jump_;
-  int64_t l2_;
-  int64_t l1_;
+  const uint8_t* end_ = nullptr;
+  int64_t jump_ = 0;
+  int64_t l2_ = 0;
+  int64_t l1_ = 0;
 };
+
+// While a part of a unit is read: in the next part, or in what is read after the unit, or null.
+[[gnu::always_inline]] inline FetchAhead fetch_beyond(const MatmulUnit& unit, int part,
+                                                      const uint8_t* next, FetchDistance distance) {
+  if (part + 1 < unit.num_parts) next = weights_of(unit, part + 1);
+  return {unit.parts[part].weight.group(2 * unit.index + groups_of(unit)), next, distance};
+}
 
 // The lines that lie ahead of one of a stream that nobody knows the end of.
 [[gnu::always_inline]] inline void fetch_ahead(const uint8_t* line, FetchDistance distance) {
@@ -106,6 +122,30 @@ class FetchAhead {
   const int64_t wanted = small > large ? small : large;
   const int64_t chunks = (wanted / team + 1) * team;
   return chunks < units ? chunks : units;
+}
+
+// Units of a chunk.
+struct UnitRange {
+  int64_t first;
+  int64_t end;
+};
+
+// each(chunk, unit, next) for the units of a member's chunks, where `next` is the weights that it
+// reads after the unit's, or null: it claims its next chunk before it works on the one at hand.
+template <class RangeOf, class Each>
+void for_units(const ops::MatmulProblem& problem, Team& team, int64_t chunks, RangeOf&& range_of,
+               Each&& each) {
+  for (int64_t chunk = team.claim(); chunk < chunks;) {
+    const int64_t following = team.claim();
+    const UnitRange range = range_of(chunk);
+    for (int64_t index = range.first; index < range.end; ++index) {
+      int64_t next = index + 1;
+      if (next == range.end) next = following < chunks ? range_of(following).first : -1;
+      each(chunk, find_unit(problem, index, team.rank()),
+           next < 0 ? nullptr : weights_of(find_unit(problem, next, team.rank()), 0));
+    }
+    chunk = following;
+  }
 }
 
 }  // namespace effinfer::cpu

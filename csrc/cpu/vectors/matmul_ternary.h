@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "core/tuned.h"
 #include "cpu/matmul_units.h"
 #include "cpu/ternary_lines.h"
 #include "cpu/vectors/matmul_epilogue.h"
@@ -25,8 +26,9 @@ namespace {
 //                        nearly equal
 //   line_tokens<bits>()  up to so many tokens are multiplied by the packed lines themselves,
 //   kLineTile            so many at once
-//   dot<bits>(lines, first_block, last_block, blocks, q, q_stride, tokens, sums)
-//                        sums[token][32] = sums of digits of one group over the blocks: 16 of them
+//   dot<bits>(lines, first_block, last_block, blocks, q, q_stride, tokens, ahead, sums)
+//                        sums[token][32] = sums of digits of one group over the blocks: 16 of them;
+//                        `ahead` fetches what this member reads after them
 //   decode<bits>(lines, dwords, panel)
 //                        one block of one group as a panel
 //   multiply(panels, dwords, q, q_stride, tokens, sums)
@@ -44,27 +46,40 @@ struct TernaryMatmul {
     const int64_t block = (tokens + blocks - 1) / blocks;
     const int64_t chunks = count_chunks(problem, units, team.size());
     const TokenRows rows(problem.x);
-    team.for_chunks(chunks * blocks, [&](int64_t chunk) {
-      const int64_t first = chunk / chunks * block;
-      const int64_t count = first + block < tokens ? block : tokens - first;
-      const int64_t end = (chunk % chunks + 1) * units / chunks;
-      for (int64_t unit = chunk % chunks * units / chunks; unit < end; ++unit) {
-        run_unit(problem, rows, find_unit(problem, unit, team.rank()), first, count, dot);
-      }
-    });
+    const FetchDistance distance = fetch_distance(WeightStream::ternary);
+    for_units(
+        problem, team, chunks * blocks,
+        [&](int64_t chunk) {
+          const int64_t of_units = chunk % chunks;
+          return UnitRange{of_units * units / chunks, (of_units + 1) * units / chunks};
+        },
+        [&](int64_t chunk, const MatmulUnit& unit, const uint8_t* next) {
+          const int64_t first = chunk / chunks * block;
+          const int64_t count = first + block < tokens ? block : tokens - first;
+          run_unit(problem, {rows, first, count, distance, dot}, unit, next);
+        });
   }
 
  private:
-  static void run_unit(const ops::MatmulProblem& problem, const TokenRows& rows,
-                       const MatmulUnit& unit, int64_t first_token, int64_t count, Dot& dot) {
+  // What units are multiplied by: tokens [first, first + count) of the operand.
+  struct Tokens {
+    const TokenRows& rows;
+    int64_t first;
+    int64_t count;
+    FetchDistance distance;
+    Dot& dot;
+  };
+
+  static void run_unit(const ops::MatmulProblem& problem, const Tokens& tokens,
+                       const MatmulUnit& unit, const uint8_t* next) {
     alignas(64) Sums sums[2][kTernaryTokens];
     for (int part = 0; part < unit.num_parts; ++part) {
       const ops::PackedWeight& weight = unit.parts[part].weight;
       const int64_t group = 2 * unit.index;
-      const int groups = unit.num_outputs > kRows ? 2 : 1;
+      const int groups = groups_of(unit);
       with_ternary_bits(weight.format.bits, [&]<ops::QuantBits bits>(
                                                 std::integral_constant<ops::QuantBits, bits>) {
-        const Job job{rows, weight, first_token, count, dot};
+        const Job job{tokens, weight, fetch_beyond(unit, part, next, tokens.distance)};
         const bool first = is_uniform(weight.format, weight.group(group));
         const bool last = is_uniform(weight.format, weight.group(group + groups - 1));
         if (first && last) {
@@ -78,20 +93,24 @@ struct TernaryMatmul {
         }
       });
     }
-    MatmulEpilogue::run(problem, unit, first_token, count, sums[0], sums[1]);
+    MatmulEpilogue::run(problem, unit, tokens.first, tokens.count, sums[0], sums[1]);
   }
 
-  // Tokens [first_token, first_token + count) of the operand times one weight.
+  // Tokens times one weight.
   struct Job {
-    const TokenRows& rows;
+    const Tokens& tokens;
     const ops::PackedWeight& weight;
-    int64_t first_token;
-    int64_t count;
-    Dot& dot;
+    FetchAhead ahead;
 
-    [[gnu::always_inline]] ops::TokenRow row(int64_t t) const { return rows[first_token + t]; }
+    [[gnu::always_inline]] int64_t count() const { return tokens.count; }
+    [[gnu::always_inline]] ops::TokenRow row(int64_t t) const {
+      return tokens.rows[tokens.first + t];
+    }
+    [[gnu::always_inline]] int64_t header() const {
+      return ops::header_bytes(weight.format, weight.cols);
+    }
     [[gnu::always_inline]] const uint8_t* lines(int64_t group) const {
-      return weight.group(group) + ops::header_bytes(weight.format, weight.cols);
+      return weight.group(group) + header();
     }
   };
 
@@ -100,38 +119,42 @@ struct TernaryMatmul {
   static void sum_digits(const Job& job, int64_t group, int groups, int64_t first, int64_t last,
                          Integers* sums) {
     const TernaryBlocks blocks(job.weight.cols);
-    if (job.count <= job.dot.template line_tokens<bits>()) {
-      const int64_t tiles = (job.count + Dot::kLineTile - 1) / Dot::kLineTile;
+    if (job.count() <= job.tokens.dot.template line_tokens<bits>()) {
+      const int64_t tiles = (job.count() + Dot::kLineTile - 1) / Dot::kLineTile;
       for (int g = 0; g < groups; ++g) {
+        if (first == 0) job.ahead.ask_for(job.weight.group(group + g), job.header());
         for (int64_t tile = 0; tile < tiles; ++tile) {
-          const int64_t t = tile * job.count / tiles;
-          job.dot.template dot<bits>(
-              job.lines(group + g), first, last, blocks, job.row(t).q, job.rows.stride,
-              static_cast<int>((tile + 1) * job.count / tiles - t), sums[t] + g * kRows);
+          const int64_t t = tile * job.count() / tiles;
+          // After the first tile the lines are in the first cache, and those behind them on their
+          // way.
+          const FetchAhead ahead = tile == 0 ? job.ahead : FetchAhead();
+          job.tokens.dot.template dot<bits>(
+              job.lines(group + g), first, last, blocks, job.row(t).q, job.tokens.rows.stride,
+              static_cast<int>((tile + 1) * job.count() / tiles - t), ahead, sums[t] + g * kRows);
         }
       }
       return;
     }
     alignas(64) uint8_t panels[2][kPanelBytes];
-    std::memset(sums, 0, static_cast<size_t>(job.count) * sizeof(Integers));
-    const int64_t tiles = (job.count + Dot::kTokens - 1) / Dot::kTokens;
+    std::memset(sums, 0, static_cast<size_t>(job.count()) * sizeof(Integers));
+    const int64_t tiles = (job.count() + Dot::kTokens - 1) / Dot::kTokens;
     const auto first_of = [&](int64_t tile) {
-      const int64_t token = Dot::kWholeTiles ? tile * Dot::kTokens : tile * job.count / tiles;
-      return token < job.count ? token : job.count;
+      const int64_t token = Dot::kWholeTiles ? tile * Dot::kTokens : tile * job.count() / tiles;
+      return token < job.count() ? token : job.count();
     };
     for (int64_t b = first; b < last; ++b) {
       const int dwords = blocks.dwords_of(b);
       for (int g = 0; g < groups; ++g) {
-        job.dot.template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits), dwords,
-                                      panels[g]);
+        job.tokens.dot.template decode<bits>(job.lines(group + g) + b * ternary_block_bytes(bits),
+                                             dwords, panels[g]);
       }
       // Without a second group the first is multiplied twice and half the sums are dropped.
       const uint8_t* both[2] = {panels[0], panels[groups - 1]};
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t t = first_of(tile);
         const int8_t* q = job.row(t).q + b * ops::kTernaryBlock;
-        job.dot.multiply(both, dwords, q, job.rows.stride, static_cast<int>(first_of(tile + 1) - t),
-                         sums + t);
+        job.tokens.dot.multiply(both, dwords, q, job.tokens.rows.stride,
+                                static_cast<int>(first_of(tile + 1) - t), sums + t);
       }
     }
   }
@@ -140,7 +163,7 @@ struct TernaryMatmul {
   static void multiply_uniform(const Job& job, int64_t group, int groups, int offset, Sums* out) {
     alignas(64) Integers integers[kTernaryTokens];
     sum_digits<bits>(job, group, groups, 0, TernaryBlocks(job.weight.cols).count(), integers);
-    for (int64_t t = 0; t < job.count; ++t) {
+    for (int64_t t = 0; t < job.count(); ++t) {
       const ops::TokenRow row = job.row(t);
       for (int g = 0; g < groups; ++g) {
         const float* d = row_scales(job.weight.group(group + g));
@@ -155,13 +178,14 @@ struct TernaryMatmul {
   template <ops::QuantBits bits>
   static void multiply_blocks(const Job& job, int64_t group, int, int offset, Sums* out) {
     alignas(64) Integers integers[kTernaryTokens];
-    for (int64_t t = 0; t < job.count; ++t) std::memset(out[t] + offset, 0, kRows * sizeof(float));
+    for (int64_t t = 0; t < job.count(); ++t)
+      std::memset(out[t] + offset, 0, kRows * sizeof(float));
     const int64_t blocks = TernaryBlocks(job.weight.cols).count();
     for (int64_t b = 0; b < blocks; ++b) {
       sum_digits<bits>(job, group, 1, b, b + 1, integers);
       float d[kRows];
       load_block_scales(job.weight, job.weight.group(group), b, d);
-      for (int64_t t = 0; t < job.count; ++t) {
+      for (int64_t t = 0; t < job.count(); ++t) {
         const int32_t sum = job.row(t).sums[b];
         for (int r = 0; r < kRows; ++r) {
           float& s = out[t][offset + r];
@@ -169,7 +193,7 @@ struct TernaryMatmul {
         }
       }
     }
-    for (int64_t t = 0; t < job.count; ++t) {
+    for (int64_t t = 0; t < job.count(); ++t) {
       const float scale = job.row(t).scale;
       for (int r = 0; r < kRows; ++r) out[t][offset + r] *= scale;
     }

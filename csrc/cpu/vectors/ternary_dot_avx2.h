@@ -16,7 +16,6 @@ namespace effinfer::cpu::avx2 {
 namespace {
 
 struct TernaryDot {
-  const FetchDistance fetch = fetch_distance(WeightStream::ternary);
   const int t2_lines = line_rows(PackedTernary::t2, kTernaryTokens);
   const int t1_6_lines = line_rows(PackedTernary::t1_6, 4);
 
@@ -32,13 +31,14 @@ struct TernaryDot {
 
   template <QuantBits bits>
   void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-           const int8_t* q, int64_t stride, int tokens, int32_t* sums) const {
+           const int8_t* q, int64_t stride, int tokens, const FetchAhead& ahead,
+           int32_t* sums) const {
     if constexpr (bits == QuantBits::t2) {
-      if (tokens == 1) return dot_one(lines, first, last, blocks, q, sums);
+      if (tokens == 1) return dot_one(lines, first, last, blocks, q, ahead, sums);
     }
     unroll<kLineTile>([&](auto index) __attribute__((always_inline)) {
       if (tokens != index + 1) return;
-      dot_tile<bits, index + 1>(lines, first, last, blocks, q, stride, sums);
+      dot_tile<bits, index + 1>(lines, first, last, blocks, q, stride, ahead, sums);
     });
   }
 
@@ -84,11 +84,12 @@ struct TernaryDot {
   template <QuantBits bits, class Body>
   [[gnu::always_inline]] static void for_blocks(const uint8_t* lines, int64_t first, int64_t last,
                                                 const TernaryBlocks& blocks, const int8_t* q,
-                                                Body&& body) {
+                                                const FetchAhead& ahead, Body&& body) {
     for (int64_t b = first; b < last; ++b) {
       const uint8_t* data = lines + b * ternary_block_bytes(bits);
       const int8_t* a = q + b * ops::kTernaryBlock;
       const int dwords = blocks.dwords_of(b);
+      ahead.ask_for(data, lines_of<bits>(dwords) * 64);
       if (dwords == kPanelDwords) {
         body(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
       } else {
@@ -97,11 +98,12 @@ struct TernaryDot {
     }
   }
 
-  void dot_one(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-               const int8_t* q, int32_t* sums) const {
+  static void dot_one(const uint8_t* lines, int64_t first, int64_t last,
+                      const TernaryBlocks& blocks, const int8_t* q, const FetchAhead& ahead,
+                      int32_t* sums) {
     __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for_blocks<QuantBits::t2>(
-        lines, first, last, blocks, q,
+        lines, first, last, blocks, q, ahead,
         [&](const uint8_t* data, const int8_t* a, auto count) __attribute__((always_inline)) {
           __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
           add_lines(data, a, count, sum);
@@ -112,17 +114,17 @@ struct TernaryDot {
 
   // The digits of a line, in registers, times all tokens.
   template <QuantBits bits, int tokens>
-  void dot_tile(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                const int8_t* q, int64_t stride, int32_t* sums) const {
+  static void dot_tile(const uint8_t* lines, int64_t first, int64_t last,
+                       const TernaryBlocks& blocks, const int8_t* q, int64_t stride,
+                       const FetchAhead& ahead, int32_t* sums) {
     __m256i total[tokens][2];
     for (int t = 0; t < tokens; ++t) total[t][0] = total[t][1] = _mm256_setzero_si256();
     for_blocks<bits>(
-        lines, first, last, blocks, q,
+        lines, first, last, blocks, q, ahead,
         [&](const uint8_t* data, const int8_t* a, auto count) __attribute__((always_inline)) {
           __m256i sum[tokens][2];
           for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_si256();
           for (int i = 0; i < count; ++i) {
-            fetch_ahead(data + i * 64, fetch);
             Digits<bits> lower(load(data + i * 64));
             Digits<bits> upper(load(data + i * 64 + 32));
             unroll<kFields<bits>>([&](auto f) __attribute__((always_inline)) {
@@ -146,13 +148,12 @@ struct TernaryDot {
 
   // Lines of t2: fields 0 and 2 as digits, fields 1 and 3 as 4 times digits.
   template <class Count>
-  [[gnu::always_inline]] void add_lines(const uint8_t* lines, const int8_t* a, Count count,
-                                        __m256i* sum) const {
+  [[gnu::always_inline]] static void add_lines(const uint8_t* lines, const int8_t* a, Count count,
+                                               __m256i* sum) {
     for (int begin = 0; begin < count; begin += 8) {
       const int end = begin + 8 < count ? begin + 8 : count;
       __m256i fourfold[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int i = begin; i < end; ++i) {
-        fetch_ahead(lines + i * 64, fetch);
         __m256i value[4];
         for (int f = 0; f < 4; ++f) value[f] = broadcast_dword(a + 4 * (f * count + i));
         for (int h = 0; h < 2; ++h) {

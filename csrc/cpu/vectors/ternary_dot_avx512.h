@@ -19,11 +19,9 @@ struct Partial {
   __m512i fields[4] = {};
 
   template <class Count>
-  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count,
-                                  FetchDistance fetch) {
+  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count) {
     for (int i = 0; i < count; ++i) {
       const __m512i line = load(lines + i * 64);
-      fetch_ahead(lines + i * 64, fetch);
       unroll<4>([&](auto f) __attribute__((always_inline)) {
         const __m512i digits =
             _mm512_and_si512(line, _mm512_set1_epi8(static_cast<char>(3 << 2 * f)));
@@ -47,11 +45,9 @@ struct Partial<QuantBits::t1_6> {
   __m512i next[5] = {};
 
   template <class Count>
-  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count,
-                                  FetchDistance fetch) {
+  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count) {
     for (int i = 0; i < count; ++i) {
       __m512i b = load(lines + i * 64);
-      fetch_ahead(lines + i * 64, fetch);
       unroll<5>([&](auto f) __attribute__((always_inline)) {
         const __m512i value = broadcast_dword(a + 4 * (f * count + i));
         now[f] = _mm512_dpbusd_epi32(now[f], b, value);
@@ -73,7 +69,6 @@ struct Partial<QuantBits::t1_6> {
 };
 
 struct TernaryDot {
-  const FetchDistance fetch = fetch_distance(WeightStream::ternary);
   const int t2_lines = line_rows(PackedTernary::t2, kTernaryTokens);
   const int t1_6_lines = line_rows(PackedTernary::t1_6, 16);
 
@@ -88,16 +83,18 @@ struct TernaryDot {
 
   template <QuantBits bits>
   void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-           const int8_t* q, int64_t stride, int tokens, int32_t* sums) const {
+           const int8_t* q, int64_t stride, int tokens, const FetchAhead& ahead,
+           int32_t* sums) const {
     if (tokens == 1 || (bits == QuantBits::t1_6 && tokens <= 3)) {
       for (int t = 0; t < tokens; ++t) {
-        dot_one<bits>(lines, first, last, blocks, q + t * stride, sums + t * kUnitOutputs);
+        dot_one<bits>(lines, first, last, blocks, q + t * stride, t == 0 ? ahead : FetchAhead(),
+                      sums + t * kUnitOutputs);
       }
       return;
     }
     unroll<kLineTile - 1>([&](auto index) __attribute__((always_inline)) {
       if (tokens != index + 2) return;
-      dot_tile<bits, index + 2>(lines, first, last, blocks, q, stride, sums);
+      dot_tile<bits, index + 2>(lines, first, last, blocks, q, stride, ahead, sums);
     });
   }
 
@@ -120,8 +117,9 @@ struct TernaryDot {
   }
 
   template <QuantBits bits>
-  void dot_one(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-               const int8_t* q, int32_t* sums) const {
+  static void dot_one(const uint8_t* lines, int64_t first, int64_t last,
+                      const TernaryBlocks& blocks, const int8_t* q, const FetchAhead& ahead,
+                      int32_t* sums) {
     // 256 times a sum of digits must fit in int32: 254 * 256 * 128 * 256 < 2^31.
     constexpr int64_t kExact = bits == QuantBits::t2 ? kMaxTernaryCols : 128;
     __m512i total = _mm512_setzero_si512();
@@ -132,10 +130,11 @@ struct TernaryDot {
         const uint8_t* data = lines + b * ternary_block_bytes(bits);
         const int8_t* a = q + b * ops::kTernaryBlock;
         const int dwords = blocks.dwords_of(b);
+        ahead.ask_for(data, lines_of<bits>(dwords) * 64);
         if (dwords == kPanelDwords) {
-          partial.add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>(), fetch);
+          partial.add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
         } else {
-          partial.add(data, a, lines_of<bits>(dwords), fetch);
+          partial.add(data, a, lines_of<bits>(dwords));
         }
       }
       total = _mm512_add_epi32(total, partial.sum());
@@ -145,8 +144,9 @@ struct TernaryDot {
 
   // The digits of a line, in a register, times all tokens.
   template <QuantBits bits, int tokens>
-  void dot_tile(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                const int8_t* q, int64_t stride, int32_t* sums) const {
+  static void dot_tile(const uint8_t* lines, int64_t first, int64_t last,
+                       const TernaryBlocks& blocks, const int8_t* q, int64_t stride,
+                       const FetchAhead& ahead, int32_t* sums) {
     // Enough independent sums to cover the latency of VPDPBUSD.
     constexpr int kChains = tokens <= 2 ? 4 : tokens <= 4 ? 2 : 1;
     __m512i sum[tokens][kChains];
@@ -159,7 +159,6 @@ struct TernaryDot {
       const int8_t* base[kBases];
       for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * stride;
       for (int i = 0; i < count; ++i) {
-        fetch_ahead(data + i * 64, fetch);
         for_digits<bits>(
             load(data + i * 64), [&](auto f, __m512i digits) __attribute__((always_inline)) {
               for (int t = 0; t < tokens; ++t) {
@@ -175,6 +174,7 @@ struct TernaryDot {
       const uint8_t* data = lines + b * ternary_block_bytes(bits);
       const int8_t* a = q + b * ops::kTernaryBlock;
       const int dwords = blocks.dwords_of(b);
+      ahead.ask_for(data, lines_of<bits>(dwords) * 64);
       if (dwords == kPanelDwords) {
         add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
       } else {

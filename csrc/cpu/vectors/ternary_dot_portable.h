@@ -1,6 +1,7 @@
 // The portable ternary matmul.
 #pragma once
 
+#include "cpu/matmul_units.h"
 #include "cpu/ternary_lines.h"
 
 namespace effinfer::cpu::portable {
@@ -18,7 +19,7 @@ struct TernaryDot {
 
   template <ops::QuantBits bits>
   static void dot(const uint8_t* lines, int64_t first, int64_t last, const TernaryBlocks& blocks,
-                  const int8_t* q, int64_t, int, int32_t* sums) {
+                  const int8_t* q, int64_t, int, const FetchAhead&, int32_t* sums) {
     std::memset(sums, 0, kRows * sizeof(int32_t));
     for (int64_t b = first; b < last; ++b) {
       uint8_t panel[kPanelBytes];
