@@ -34,7 +34,7 @@ struct Known {
 constexpr Distances kGuess = {{{8192, 0}, {8192, 512}, {8192, 0}}};
 constexpr Known kKnown[] = {
     {"AuthenticAMD-25-", {{{16384, 1024}, {16384, 4096}, {4096, 0}}}},  // Zen 3 and 4
-    {"AuthenticAMD-26-", {{{0, 8192}, {0, 16384}, {0, 8192}}}},         // Zen 5
+    {"AuthenticAMD-26-", {{{0, 8192}, {0, 12288}, {0, 8192}}}},         // Zen 5
 };
 
 FetchTuning initial(WeightStream stream) {

@@ -67,8 +67,16 @@ class FetchAhead {
     if (l2_ > 0) fetch<2>(data + l2_, bytes);
     if (l1_ > 0) fetch<3>(data + l1_, bytes);
   }
+  // The same of one line: what reads lines one by one asks for one at a time, as bursts wait.
+  [[gnu::always_inline]] void ask_for_line(const uint8_t* line) const {
+    if (l2_ > 0) __builtin_prefetch(place_of(line + l2_), 0, 2);
+    if (l1_ > 0) __builtin_prefetch(place_of(line + l1_), 0, 3);
+  }
 
  private:
+  [[gnu::always_inline]] const uint8_t* place_of(const uint8_t* line) const {
+    return line + (line >= end_ ? jump_ : 0);
+  }
   template <int locality>
   [[gnu::always_inline]] void fetch(const uint8_t* lines, int64_t bytes) const {
     if (lines >= end_) {

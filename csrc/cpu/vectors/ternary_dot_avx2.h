@@ -84,12 +84,11 @@ struct TernaryDot {
   template <QuantBits bits, class Body>
   [[gnu::always_inline]] static void for_blocks(const uint8_t* lines, int64_t first, int64_t last,
                                                 const TernaryBlocks& blocks, const int8_t* q,
-                                                const FetchAhead& ahead, Body&& body) {
+                                                Body&& body) {
     for (int64_t b = first; b < last; ++b) {
       const uint8_t* data = lines + b * ternary_block_bytes(bits);
       const int8_t* a = q + b * ops::kTernaryBlock;
       const int dwords = blocks.dwords_of(b);
-      ahead.ask_for(data, lines_of<bits>(dwords) * 64);
       if (dwords == kPanelDwords) {
         body(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
       } else {
@@ -103,10 +102,10 @@ struct TernaryDot {
                       int32_t* sums) {
     __m256i total[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for_blocks<QuantBits::t2>(
-        lines, first, last, blocks, q, ahead,
+        lines, first, last, blocks, q,
         [&](const uint8_t* data, const int8_t* a, auto count) __attribute__((always_inline)) {
           __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-          add_lines(data, a, count, sum);
+          add_lines(data, a, count, ahead, sum);
           for (int h = 0; h < 2; ++h) total[h] = _mm256_add_epi32(total[h], widen(sum[h]));
         });
     for (int h = 0; h < 2; ++h) store(sums + 8 * h, total[h]);
@@ -120,11 +119,12 @@ struct TernaryDot {
     __m256i total[tokens][2];
     for (int t = 0; t < tokens; ++t) total[t][0] = total[t][1] = _mm256_setzero_si256();
     for_blocks<bits>(
-        lines, first, last, blocks, q, ahead,
+        lines, first, last, blocks, q,
         [&](const uint8_t* data, const int8_t* a, auto count) __attribute__((always_inline)) {
           __m256i sum[tokens][2];
           for (int t = 0; t < tokens; ++t) sum[t][0] = sum[t][1] = _mm256_setzero_si256();
           for (int i = 0; i < count; ++i) {
+            ahead.ask_for_line(data + i * 64);
             Digits<bits> lower(load(data + i * 64));
             Digits<bits> upper(load(data + i * 64 + 32));
             unroll<kFields<bits>>([&](auto f) __attribute__((always_inline)) {
@@ -149,11 +149,12 @@ struct TernaryDot {
   // Lines of t2: fields 0 and 2 as digits, fields 1 and 3 as 4 times digits.
   template <class Count>
   [[gnu::always_inline]] static void add_lines(const uint8_t* lines, const int8_t* a, Count count,
-                                               __m256i* sum) {
+                                               const FetchAhead& ahead, __m256i* sum) {
     for (int begin = 0; begin < count; begin += 8) {
       const int end = begin + 8 < count ? begin + 8 : count;
       __m256i fourfold[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int i = begin; i < end; ++i) {
+        ahead.ask_for_line(lines + i * 64);
         __m256i value[4];
         for (int f = 0; f < 4; ++f) value[f] = broadcast_dword(a + 4 * (f * count + i));
         for (int h = 0; h < 2; ++h) {

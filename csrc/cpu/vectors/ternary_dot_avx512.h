@@ -19,9 +19,11 @@ struct Partial {
   __m512i fields[4] = {};
 
   template <class Count>
-  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count) {
+  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count,
+                                  const FetchAhead& ahead) {
     for (int i = 0; i < count; ++i) {
       const __m512i line = load(lines + i * 64);
+      ahead.ask_for_line(lines + i * 64);
       unroll<4>([&](auto f) __attribute__((always_inline)) {
         const __m512i digits =
             _mm512_and_si512(line, _mm512_set1_epi8(static_cast<char>(3 << 2 * f)));
@@ -45,9 +47,11 @@ struct Partial<QuantBits::t1_6> {
   __m512i next[5] = {};
 
   template <class Count>
-  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count) {
+  [[gnu::always_inline]] void add(const uint8_t* lines, const int8_t* a, Count count,
+                                  const FetchAhead& ahead) {
     for (int i = 0; i < count; ++i) {
       __m512i b = load(lines + i * 64);
+      ahead.ask_for_line(lines + i * 64);
       unroll<5>([&](auto f) __attribute__((always_inline)) {
         const __m512i value = broadcast_dword(a + 4 * (f * count + i));
         now[f] = _mm512_dpbusd_epi32(now[f], b, value);
@@ -130,11 +134,10 @@ struct TernaryDot {
         const uint8_t* data = lines + b * ternary_block_bytes(bits);
         const int8_t* a = q + b * ops::kTernaryBlock;
         const int dwords = blocks.dwords_of(b);
-        ahead.ask_for(data, lines_of<bits>(dwords) * 64);
         if (dwords == kPanelDwords) {
-          partial.add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
+          partial.add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>(), ahead);
         } else {
-          partial.add(data, a, lines_of<bits>(dwords));
+          partial.add(data, a, lines_of<bits>(dwords), ahead);
         }
       }
       total = _mm512_add_epi32(total, partial.sum());
@@ -159,6 +162,7 @@ struct TernaryDot {
       const int8_t* base[kBases];
       for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * stride;
       for (int i = 0; i < count; ++i) {
+        ahead.ask_for_line(data + i * 64);
         for_digits<bits>(
             load(data + i * 64), [&](auto f, __m512i digits) __attribute__((always_inline)) {
               for (int t = 0; t < tokens; ++t) {
@@ -174,7 +178,6 @@ struct TernaryDot {
       const uint8_t* data = lines + b * ternary_block_bytes(bits);
       const int8_t* a = q + b * ops::kTernaryBlock;
       const int dwords = blocks.dwords_of(b);
-      ahead.ask_for(data, lines_of<bits>(dwords) * 64);
       if (dwords == kPanelDwords) {
         add(data, a, std::integral_constant<int, lines_of<bits>(kPanelDwords)>());
       } else {
