@@ -54,9 +54,10 @@ def run_build(command: list[str], environment: dict[str, str]) -> int:
         for line in build.stdout:
             written.append(line)
             step = re.match(r"\s*\[(\d+)/(\d+)\] ", line)
-            if step and 10 * int(step[1]) // int(step[2]) > tenths:
-                tenths = 10 * int(step[1]) // int(step[2])
-                print(f"effinfer: {10 * tenths} % of its {step[2]} steps", flush=True)
+            done, steps = (int(step[1]), int(step[2])) if step else (0, 1)
+            if steps >= 20 and 10 * done // steps > tenths:
+                tenths = 10 * done // steps
+                print(f"effinfer: {10 * tenths} % of its {steps} steps", flush=True)
     if build.returncode != 0:
         print("".join(written), end="", file=sys.stderr)
     return build.returncode
