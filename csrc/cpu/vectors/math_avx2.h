@@ -72,6 +72,9 @@ struct F32x8 {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_or_ps(_mm256_andnot_ps(sign, a.v), _mm256_and_ps(sign, b.v))};
   }
+  [[gnu::always_inline]] friend F32x8 zero_below(F32x8 limit, F32x8 x, F32x8 value) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, limit.v, _CMP_LT_OQ), value.v)};
+  }
   // Multiplies by two factors: n may exceed the exponents of a float by half.
   [[gnu::always_inline]] friend F32x8 power_of_two(F32x8 x, F32x8 t) {
     const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(t.v),

@@ -64,6 +64,9 @@ struct F32x16 {
     const __m512 sign = _mm512_set1_ps(-0.0f);
     return {_mm512_or_ps(_mm512_andnot_ps(sign, a.v), _mm512_and_ps(sign, b.v))};
   }
+  [[gnu::always_inline]] friend F32x16 zero_below(F32x16 limit, F32x16 x, F32x16 value) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), value.v)};
+  }
   [[gnu::always_inline]] friend F32x16 power_of_two(F32x16 x, F32x16 t) {
     return {_mm512_scalef_ps(x.v, _mm512_sub_ps(t.v, _mm512_set1_ps(simd::kRound)))};
   }

@@ -67,6 +67,9 @@ struct F32x4 {
     const Ints sign = std::bit_cast<Ints>(b.v) & INT32_MIN;
     return {std::bit_cast<Floats>(std::bit_cast<Ints>(abs(a).v) | sign)};
   }
+  [[gnu::always_inline]] friend F32x4 zero_below(F32x4 limit, F32x4 x, F32x4 value) {
+    return {x.v < limit.v ? Floats{} : value.v};
+  }
   // Multiplies by two factors: n may exceed the exponents of a float by half.
   [[gnu::always_inline]] friend F32x4 power_of_two(F32x4 x, F32x4 t) {
     const Ints n = std::bit_cast<Ints>(t.v) - std::bit_cast<int32_t>(simd::kRound);
