@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,6 +38,13 @@ INSTRUCTION_SETS = {
     "GGML_AVX512_VBMI": {"avx512vbmi"},
     "GGML_AVX512_BF16": {"avx512_bf16"},
 }
+# Of these, gcc 12 builds kernels that crash.
+AMX = {
+    "GGML_AMX_TILE": {"amx_tile"},
+    "GGML_AMX_INT8": {"amx_int8"},
+    "GGML_AMX_BF16": {"amx_bf16"},
+}
+CLANGS = ("clang", *(f"clang-{version}" for version in range(22, 15, -1)))
 AVX2 = frozenset({"GGML_AVX2", "GGML_FMA", "GGML_F16C", "GGML_BMI2"})
 LLAMA_REQUIREMENTS = ("llama-cpp-python[server]==0.3.36", "numpy")
 LLAMA_WORKER = "llama_cpp_worker.py"
@@ -57,21 +65,44 @@ def cpu_flags() -> set[str]:
     )
 
 
-def llama_cpp_cmake_args(wanted: frozenset[str], flags: set[str]) -> str:
+def llama_cpp_cmake_args(wanted: frozenset[str], flags: set[str], amx: bool = False) -> str:
     """Every option spelled out: GGML_NATIVE trusts the compiler's guess, which a virtual machine
-    may mislead. Without AMX, whose kernels crash when gcc 12 builds them."""
+    may mislead."""
     options = {"GGML_NATIVE": False}
     for name, needed in INSTRUCTION_SETS.items():
         options[name] = name in wanted and needed <= flags
-    options |= {"GGML_AMX_TILE": False, "GGML_AMX_INT8": False}
+    for name, needed in AMX.items():
+        options[name] = amx and needed <= flags
     return " ".join(f"-D{name}={'ON' if on else 'OFF'}" for name, on in options.items())
 
 
+def clang() -> str | None:
+    """A clang of version 16 or later, which builds AMX."""
+    for name in CLANGS:
+        if not shutil.which(name) or not shutil.which(name.replace("clang", "clang++")):
+            continue
+        text = subprocess.run([name, "-dumpversion"], capture_output=True, text=True).stdout
+        if text.partition(".")[0].isdecimal() and int(text.partition(".")[0]) >= 16:
+            return name
+    return None
+
+
 def build_options(peer: Peer) -> dict[str, str]:
-    """The variables that its build reads, on this CPU."""
+    """The variables that its build reads, on this CPU. What is to have all instruction sets has
+    AMX too, where a compiler for it is installed."""
     if peer.instruction_sets is None:
         return {}
-    return {"CMAKE_ARGS": llama_cpp_cmake_args(peer.instruction_sets, cpu_flags())}
+    flags = cpu_flags()
+    has_amx = all(needed <= flags for needed in AMX.values())
+    compiler = clang() if has_amx and peer.instruction_sets == frozenset(INSTRUCTION_SETS) else None
+    arguments = llama_cpp_cmake_args(peer.instruction_sets, flags, compiler is not None)
+    if compiler is None:
+        return {"CMAKE_ARGS": arguments}
+    return {
+        "CMAKE_ARGS": arguments,
+        "CC": compiler,
+        "CXX": compiler.replace("clang", "clang++"),
+    }
 
 
 def ensure(peer: Peer) -> Path:
@@ -85,7 +116,7 @@ def ensure(peer: Peer) -> Path:
     folder = PEERS / peer.name.replace(", ", "-")
     python = folder / "bin" / "python"
     environment = os.environ | options
-    wanted = "\n".join([*peer.requirements, options.get("CMAKE_ARGS", "")])
+    wanted = "\n".join([*peer.requirements, *(options[name] for name in sorted(options))])
     key = hashlib.sha256(wanted.encode()).hexdigest()
     stamp = folder / "stamp"
     if stamp.exists() and stamp.read_text() == key:

@@ -3,6 +3,7 @@
 import copy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -408,6 +409,34 @@ def test_llama_cpp_is_built_for_what_was_asked_and_is_there() -> None:
     assert "-DGGML_AVX512=OFF" in peers.llama_cpp_cmake_args(peers.AVX2, flags)
     assert "-DGGML_NATIVE=OFF" in arguments
     assert "-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF" in arguments
+
+
+def test_llama_cpp_has_amx_where_a_compiler_for_it_is_installed(monkeypatch) -> None:
+    flags = {"avx2", "fma", "amx_tile", "amx_int8", "amx_bf16"}
+    monkeypatch.setattr(peers, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(peers, "clang", lambda: "clang-19")
+    options = peers.build_options(peers.LLAMA_CPP)
+    assert "-DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON" in options["CMAKE_ARGS"]
+    assert (options["CC"], options["CXX"]) == ("clang-19", "clang++-19")
+    assert "CC" not in peers.build_options(peers.LLAMA_CPP_AVX2)
+    assert "-DGGML_AMX_TILE=OFF" in peers.build_options(peers.LLAMA_CPP_AVX2)["CMAKE_ARGS"]
+    monkeypatch.setattr(peers, "clang", lambda: None)
+    options = peers.build_options(peers.LLAMA_CPP)
+    assert "CC" not in options and "-DGGML_AMX_TILE=OFF" in options["CMAKE_ARGS"]
+    monkeypatch.setattr(peers, "clang", lambda: "clang-19")
+    monkeypatch.setattr(peers, "cpu_flags", lambda: flags - {"amx_bf16"})
+    assert "CC" not in peers.build_options(peers.LLAMA_CPP)
+
+
+@pytest.mark.parametrize(("version", "found"), [("19.1.7", True), ("14.0.6", False), ("", False)])
+def test_a_clang_that_builds_amx_is_new_enough(monkeypatch, version, found) -> None:
+    monkeypatch.setattr(peers.shutil, "which", lambda name: name)
+    monkeypatch.setattr(
+        peers.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=version + "\n")
+    )
+    assert (peers.clang() is not None) == found
+    monkeypatch.setattr(peers.shutil, "which", lambda _: None)
+    assert peers.clang() is None
 
 
 def test_llama_cpp_is_not_built_twice_alike(monkeypatch) -> None:
