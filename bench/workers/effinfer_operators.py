@@ -22,9 +22,12 @@ def arithmetic(dtype: str, tokens: int) -> str:
     queries, keys and values."""
     if tokens <= DECODE_ROWS:
         return "f32" if dtype in FLOATS else "int8"
+    return "bf16" if prefills_in_bf16() else "f32"
+
+
+def prefills_in_bf16() -> bool:
     level = _core.current_isa()
-    panels = level == "amx" or (level == "avx512" and _core.has_fast_bf16())
-    return "bf16" if panels else "f32"
+    return level == "amx" or (level == "avx512" and _core.has_fast_bf16())
 
 
 class Worker:
@@ -82,9 +85,14 @@ class Worker:
         for pages_of_layer in lists:
             _core.kv_append(kv, k, k, kv_ptr, page_ptr, pages_of_layer, tokens)
 
+        in_bf16 = self.kv_dtype == "bf16" and rows > DECODE_ROWS and prefills_in_bf16()
+        kind = "bf16" if in_bf16 else "f32"
+
         def all_layers() -> None:
             for pages_of_layer in lists:
-                ops.paged_attention(q, kv, q_ptr, page_ptr, pages_of_layer, tokens, pool=self.pool)
+                ops.paged_attention(
+                    q, kv, q_ptr, page_ptr, pages_of_layer, tokens, arithmetic=kind, pool=self.pool
+                )
 
         return {"seconds": median_seconds(all_layers, request["seconds"]) / LAYERS}
 

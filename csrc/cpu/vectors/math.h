@@ -2,10 +2,11 @@
 // the same order of operations; only levels without a fused multiply-add round differently.
 //
 // A vector type V has: load and store (of float, F16 or Bf16 elements; narrowing rounds to nearest
-// even), set, + - * /, fma(a, b, c) = a * b + c, max and min (the
-// second argument where either is a NaN), zero_below(limit, x, value) = 0 where x < limit, abs, copysign(magnitude, sign), and power_of_two(x, t) =
-// x * 2^n for the integer n that kRound shifted into the low bits of t. The vector types of an ISA
-// file live in an anonymous namespace, which keeps these instances out of other files.
+// even), set, + - * /, fma(a, b, c) = a * b + c, max and min (the second argument where either is
+// a NaN), zero_below(limit, x, value) = 0 where x < limit, else value, abs, copysign(magnitude,
+// sign), and power_of_two(x, t) = x * 2^n for the integer n that kRound shifted into the low bits
+// of t. The vector types of an ISA file live in an anonymous namespace, which keeps these instances
+// out of other files.
 #pragma once
 
 namespace effinfer::cpu::simd {
@@ -50,8 +51,9 @@ template <class V>
   return power_of_two(parts.expm1 + V::set(1.0f), parts.shifted);
 }
 
-// 2^x within 1 ulp (2 without FMA), with fewer operations than exp: x - n is exact. 0 below -126, as
-// a subnormal result costs Intel's cores a hundred cycles; for x up to 127; 2^0 = 1, NaN stays NaN.
+// 2^x within 1 ulp (2 without FMA), with fewer operations than exp: x - n is exact. 0 below -126,
+// since a subnormal result costs Intel's cores a hundred cycles; for x up to 127; 2^0 = 1, NaN
+// stays NaN.
 // The polynomial is that of e^r with r = x ln 2.
 template <class V>
 [[gnu::always_inline]] inline V exp2(V x) {
