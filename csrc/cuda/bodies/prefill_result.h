@@ -68,7 +68,8 @@ class PrefillResult {
       AttentionOutput::store_partial_state(params_.p, partial_ + 8 * r, rows[r]);
     }
   }
-  template <class Unit>
+  // `kShared`: to a column from kHeld on.
+  template <bool kShared, class Unit>
   EFFINFER_DEVICE void add(Unit& unit, int column, LaneValues& products) {
     if (partial_ >= 0) {
       EFFINFER_NO_UNROLL
@@ -79,7 +80,7 @@ class PrefillResult {
         AttentionOutput::store_partial_values(params_.p, partial_ + 8 * r, dim_of(unit, column),
                                               of_row);
       }
-    } else if (column < kHeld) {
+    } else if constexpr (!kShared) {
       fold_values(values_[column], products, factors_);
     } else {
       LaneValues values;

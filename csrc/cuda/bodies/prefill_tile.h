@@ -46,6 +46,11 @@ class PrefillTileRun {
   using Weights = Quad[kChunkBlocks][2];
   // Widening leaves no registers for a second path, and bounds the time anyway.
   static constexpr bool kHasInside = !KvBlock<kType>::kScaled;
+  static constexpr bool kIsWide = kColumns == 8;
+  // Columns of keys that are in the kernel one behind the other. Edges are rare where chunks have
+  // another path; but there a loop over 96 dims would spill.
+  static constexpr int kUnrolled = kIsWide ? 2 : kColumns;
+  static constexpr int kEdgeUnrolled = kHasInside && kColumns != 3 ? 1 : kUnrolled;
   // Warps of decoding's kernel.
   static constexpr int kGroups = kColumns <= 2 ? 2 : kColumns <= 4 ? 4 : 8;
 
@@ -127,12 +132,19 @@ class PrefillTileRun {
     RowState chunk[2];
     set_weights<kEdge>(at, live, scores, weights, chunk);
     result_.begin_chunk(unit_, pass.chunk, chunk);
-    add_values<kEdge>(first, 0, live, weights);
+    add_values<kEdge, kHeld == 0>(first, 0, live, weights);
     EFFINFER_UNROLL
-    for (int column = 1; column < kColumns; ++column) {
-      const int stage = Stages::kKeyStages + column;
-      add_values<kEdge>(ring_.take(unit_, at, stage), column, live, weights);
+    for (int column = 1; column < kHeld; ++column) {
+      add_values<kEdge>(take_values(at, column), column, live, weights);
     }
+    // Of wide heads in a loop, so that they are in the kernel once.
+    EFFINFER_UNROLL_BY(kIsWide ? 1 : kColumns)
+    for (int column = kHeld > 0 ? kHeld : 1; column < kColumns; ++column) {
+      add_values<kEdge, true>(take_values(at, column), column, live, weights);
+    }
+  }
+  EFFINFER_DEVICE const PrefillStage& take_values(int at, int column) {
+    return ring_.take(unit_, at, Stages::kKeyStages + column);
   }
 
   // A product of a step of 16 dims, or of 16 tokens, of a block.
@@ -157,7 +169,7 @@ class PrefillTileRun {
       if (stage == 0 && unit_.warp == 0) {
         walk = ChunkWalk::after(unit_, shared_.units, shared_.ring.passes[at]);
       }
-      EFFINFER_UNROLL
+      EFFINFER_UNROLL_BY(kEdge ? kEdgeUnrolled : kUnrolled)
       for (int column = 0; column < kColumns; ++column) {
         EFFINFER_UNROLL
         for (int s = 0; s < 2; ++s) {
@@ -264,7 +276,8 @@ class PrefillTileRun {
     }
   }
 
-  template <bool kEdge>
+  // `kShared`: behind those of the result's columns that are in registers.
+  template <bool kEdge, bool kShared = false>
   EFFINFER_DEVICE void add_values(const PrefillStage& values, int column, uint32_t live,
                                   const Weights& weights) {
     if (kEdge && column * kBlock >= p_.v.dims) return;
@@ -275,7 +288,7 @@ class PrefillTileRun {
       EFFINFER_UNROLL
       for (int s = 0; s < 2; ++s) multiply(products, weights[b][s], values[b], s);
     }
-    result_.add(unit_, column, products);
+    result_.template add<kShared>(unit_, column, products);
   }
 
   EFFINFER_DEVICE void finish() {
