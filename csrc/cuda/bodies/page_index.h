@@ -154,6 +154,7 @@ struct PageIndexKernel {
     // The `wanted` highest of scores that this kernel has written, by passes over them: other
     // searches (row_heads.h) take fewer, and several times as much code.
     EFFINFER_DEVICE RowHead head_of(const float* scores, int size, int wanted, uint32_t highest) {
+      const int warps = RowList::warps_of(size);
       KeyRange range{key_of(-INFINITY), highest};
       while (!range.is_one()) {
         float pivots[kPivots];
@@ -165,7 +166,7 @@ struct PageIndexKernel {
           EFFINFER_UNROLL
           for (int j = 0; j < kPivots; ++j) counts[j] += score >= pivots[j] ? 1 : 0;
         }
-        threads_.sum(counts);
+        threads_.sum(counts, warps);
         const KeyRange old = range;
         EFFINFER_UNROLL
         for (int j = 0; j < kPivots; ++j) {
@@ -182,7 +183,7 @@ struct PageIndexKernel {
         counts[0] += score > least ? 1 : 0;
         counts[1] += score == least ? 1 : 0;
       }
-      threads_.sum(counts);
+      threads_.sum(counts, warps);
       const HeadEnd end = head_end<false>(least, counts[0], counts[1], wanted);
       return {least, RowList::ties_end(threads_, scores, size, end, shared_.found,
                                        [](int place) { return place; })};
