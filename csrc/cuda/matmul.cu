@@ -82,8 +82,11 @@ FloatPart float_part(const ops::MatmulPart& part) {
 
 template <int kTokens>
 void launch_floats(FloatParams& params, int64_t groups, Queue& queue) {
+  using Kernel = FloatMatmul<kTokens>;
   params.token_blocks = static_cast<int32_t>(blocks_for(params.tokens, kTokens));
-  launch<FloatMatmul<kTokens>>(params, groups * params.token_blocks, queue);
+  params.warps = std::min(params.superblocks, Kernel::kWarps);
+  launch<Kernel>(params, groups * params.token_blocks, queue, sizeof(typename Kernel::Shared),
+                 params.warps * kWarp);
 }
 
 // Parts of which `takes` says so, all of them where there is GLU.

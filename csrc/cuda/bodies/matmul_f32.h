@@ -1,9 +1,10 @@
 // y = x W^T in float32, for weights of every format: what operands of float32 are multiplied by.
 //
 // A block takes 16 rows of a weight, one group (with GLU of both weights, one after the other), and
-// each of its eight warps an eighth of k. Lane l multiplies row l % 16 with half l / 16 of each
-// superblock: one chain of fused multiply-adds in the order of k. The halves are added, then the
-// warps in their order. A token's sums are the same operations for any number of tokens.
+// each of its eight warps an eighth of k, or one of as many warps as there are superblocks, if
+// these are fewer. Lane l multiplies row l % 16 with half l / 16 of each superblock: one chain of
+// fused multiply-adds in the order of k. The halves are added, then the warps in their order. A
+// token's sums are the same operations for any number of tokens.
 //
 // A lane reads 4 bytes of a line at a time, 16 lanes one line, and each token's activations again:
 // bound by instructions, about 6 a weight at one token.
@@ -33,6 +34,7 @@ struct FloatParams {
   bool x_is_bf16 = false;
   int32_t tokens = 0;
   int32_t superblocks = 0;
+  int32_t warps = 0;  // of a block
   int32_t token_blocks = 0;
   int32_t num_parts = 0;
   ops::UnaryOp glu = ops::UnaryOp::none;
@@ -135,7 +137,7 @@ struct FloatMatmul {
   static constexpr const char* kName = "matmul_f32";
   static constexpr int kWarps = 8;
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kMinBlocks = 2;
+  static constexpr int kMinBlocks = kTokens == 1 ? 5 : 3;
   static constexpr int kRows = 16;
   using Params = FloatParams;
   struct Shared {
@@ -167,8 +169,11 @@ struct FloatMatmul {
                                        float (&out)[kTokens][kRows]) {
     const uint8_t* data = part.weight.data + group * part.weight.group_bytes;
     const int half = unit.lane / kRows;
-    const int first = static_cast<int>(int64_t{p.superblocks} * unit.warp / kWarps);
-    const int last = static_cast<int>(int64_t{p.superblocks} * (unit.warp + 1) / kWarps);
+    const auto part_of = [&](int warp) {
+      return p.warps < kWarps ? warp : static_cast<int>(int64_t{p.superblocks} * warp / kWarps);
+    };
+    const int first = part_of(unit.warp);
+    const int last = part_of(unit.warp + 1);
     float sums[kTokens] = {};
     for (int superblock = first; superblock < last; ++superblock) {
       const FloatRow row = {&part,
@@ -180,6 +185,7 @@ struct FloatMatmul {
       add_half(unit, p, row, half, first_token, count, sums);
     }
     for (int token = 0; token < kTokens; ++token) {
+      if (token >= count) break;
       const float sum = sums[token] + unit.shfl_xor(sums[token], kRows);
       if (half == 0) out[token][unit.lane % kRows] = sum;
     }
@@ -210,39 +216,41 @@ struct FloatMatmul {
     EFFINFER_UNROLL
     for (int token = 0; token < kTokens; ++token) {
       if (token < count) {
-        float x[4];
-        load_x(unit, p, rows + token * p.x_row_bytes, k, x);
-        EFFINFER_UNROLL
-        for (int j = 0; j < 4; ++j) sums[token] = fmaf(w[j], x[j], sums[token]);
+        add_four(w, load_x(unit, p, rows + token * p.x_row_bytes, k), sums[token]);
       }
     }
   }
-
-  template <class Unit>
-  EFFINFER_DEVICE static void load_x(Unit& unit, const Params& p, const uint8_t* row, int64_t k,
-                                     float (&x)[4]) {
-    if (p.x_is_bf16) {
-      const uint64_t four = unit.load(reinterpret_cast<const uint64_t*>(row + k * 2));
-      EFFINFER_UNROLL
-      for (int j = 0; j < 4; ++j) x[j] = float_of(static_cast<uint32_t>(four >> 16 * j) << 16);
-      return;
-    }
-    const Quad four = unit.load(reinterpret_cast<const Quad*>(row + k * 4));
+  EFFINFER_REGISTERS EFFINFER_DEVICE static void add_four(const float (&w)[4], Quad x, float& sum) {
     EFFINFER_UNROLL
-    for (int j = 0; j < 4; ++j) x[j] = float_of(four.words[j]);
+    for (int j = 0; j < 4; ++j) sum = fmaf(w[j], float_of(x.words[j]), sum);
+  }
+
+  // Four numbers of a row, as bits of float32.
+  template <class Unit>
+  EFFINFER_DEVICE static Quad load_x(Unit& unit, const Params& p, const uint8_t* row, int64_t k) {
+    if (!p.x_is_bf16) return unit.load(reinterpret_cast<const Quad*>(row + k * 4));
+    const uint64_t four = unit.load(reinterpret_cast<const uint64_t*>(row + k * 2));
+    return widened(four);
+  }
+  EFFINFER_REGISTERS EFFINFER_DEVICE static Quad widened(uint64_t four) {
+    Quad x;
+    EFFINFER_UNROLL
+    for (int j = 0; j < 4; ++j) x.words[j] = static_cast<uint32_t>(four >> 16 * j) << 16;
+    return x;
   }
 
   template <class Unit>
   EFFINFER_DEVICE static void finish(Unit& unit, const Params& p, const MatmulWeight& weight,
                                      int group, int first_token, int count, const Shared& shared) {
     EFFINFER_NO_UNROLL
-    for (int i = unit.thread; i < count * kRows; i += kThreads) {
+    for (int i = unit.thread; i < count * kRows; i += p.warps * kWarp) {
       const int token = i / kRows;
       const int row = group * kRows + i % kRows;
       if (row >= weight.rows) continue;
       float sum = 0;
       float second = 0;
-      for (int warp = 0; warp < kWarps; ++warp) {
+      EFFINFER_NO_UNROLL
+      for (int warp = 0; warp < p.warps; ++warp) {
         sum += shared.sums[0][warp][token][i % kRows];
         if (p.glu != ops::UnaryOp::none) second += shared.sums[1][warp][token][i % kRows];
       }
@@ -251,7 +259,7 @@ struct FloatMatmul {
     }
     if (group + 1 == weight.groups) {
       pad_operand(unit, p.operand, weight.rows, first_token, first_token + count, unit.thread,
-                  kThreads);
+                  p.warps * kWarp);
     }
   }
 };
