@@ -175,11 +175,12 @@ constexpr uint64_t make_descriptor(uint32_t address, uint32_t leading, uint32_t 
          uint64_t{stride >> 4 & 0x3fff} << 32 | uint64_t{static_cast<uint8_t>(swizzle)} << 62;
 }
 
-constexpr float float_of(uint32_t bits) {
-  return std::bit_cast<float>(bits);
+// Not std::bit_cast, which is a call where nothing is inlined that need not be: in the emulator.
+[[gnu::always_inline]] constexpr float float_of(uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
 }
-constexpr uint32_t bits_of(float value) {
-  return std::bit_cast<uint32_t>(value);
+[[gnu::always_inline]] constexpr uint32_t bits_of(float value) {
+  return __builtin_bit_cast(uint32_t, value);
 }
 
 }  // namespace effinfer::cuda

@@ -92,17 +92,23 @@ inline Expected attend(const Cache& cache, const Rules& rules, const Part& part,
   double max = -INFINITY;
   for (const int32_t place : row.seen) {
     const int32_t token = row.tokens[static_cast<size_t>(place)];
-    double dot = 0;
-    double size = 0;
     const size_t scales = static_cast<size_t>(int64_t{token} * heads.kv_heads + kv_head);
     const int distance = distance_of(rules, part, part.length - part.rows + query_row, token);
     const double* const q = queries[static_cast<size_t>(distance)].data();
     const float* const k = &s.k[index_of(token, kv_head, 0, heads.kv_heads, heads.dims)];
-    for (int64_t d = 0; d < heads.dims; ++d) {
-      const double product = q[d] * k[d] * s.k_scale[scales];
-      dot += product;
-      size += std::abs(product);
+    // Four sums, of which none waits for another.
+    std::array<double, 4> dots{};
+    std::array<double, 4> sizes{};
+    for (int64_t d = 0; d < heads.dims; d += 4) {
+      for (size_t i = 0; i < 4; ++i) {
+        const double product = q[d + static_cast<int64_t>(i)] * k[d + static_cast<int64_t>(i)];
+        dots[i] += product;
+        sizes[i] += std::abs(product);
+      }
     }
+    const double key_scale = s.k_scale[scales];
+    const double dot = (dots[0] + dots[1] + dots[2] + dots[3]) * key_scale;
+    const double size = (sizes[0] + sizes[1] + sizes[2] + sizes[3]) * key_scale;
     double logit = dot * scale;
     if (rules.soft_cap > 0) logit = rules.soft_cap * std::tanh(logit / rules.soft_cap);
     if (!rules.slopes.empty()) {

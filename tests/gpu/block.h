@@ -115,6 +115,12 @@ class Block {
   void land(BulkCopy copy);  // host_copies.cpp
   // Bytes of copies have come, or arrivals.
   void complete(MbarrierState& barrier);
+  // Whether bytes of shared memory are what they were at the last fence_async, unless somebody
+  // watches.
+  bool is_fenced(size_t at, size_t bytes) const {
+    return hopper_.view.empty() || std::memcmp(hopper_.view.data() + at,
+                                               static_cast<const char*>(shared_) + at, bytes) == 0;
+  }
 
  private:
   static void enter();  // on a fiber's own stack
@@ -182,7 +188,9 @@ class Machine {
 
 inline Block::Block(const Grid& grid, uint64_t seed, Observer* observer)
     : grid_(grid), observer_(observer), draw_(seed), threads_(static_cast<size_t>(grid.threads)) {
-  warps_.resize(static_cast<size_t>(grid.threads / kWarp));
+  whole_ = {grid.threads, 0, {}, std::vector<void*>(threads_.size())};
+  warps_.assign(static_cast<size_t>(grid.threads / kWarp),
+                {kWarp, 0, {}, std::vector<void*>(kWarp)});
 }
 
 // A thread's exception, on its way to whoever launched.
@@ -242,8 +250,8 @@ inline void Block::draw_policy() {
 }
 
 inline void Block::start(int block) {
-  whole_ = {grid_.threads, 0, {}, std::vector<void*>(threads_.size())};
-  for (Meeting& warp : warps_) warp = {kWarp, 0, {}, std::vector<void*>(kWarp)};
+  whole_.arrived = 0;
+  for (Meeting& warp : warps_) warp.arrived = 0;
   for (size_t i = 0; i < threads_.size(); ++i) {
     Thread& thread = threads_[i];
     const int index = static_cast<int>(i);
@@ -269,7 +277,7 @@ inline void Block::start(int block) {
   added_syncs_ = UINT32_MAX;
   if (grid_.arch != 0) {
     clocks_.start(threads_.size() + Hopper::kMostBarriers);
-    hopper_.start(grid_);
+    hopper_.start(grid_, observer_ != nullptr);
     for (size_t i = 0; i < threads_.size(); ++i) show_clock(i);
   }
   draw_policy();

@@ -15,11 +15,12 @@ using Clock = std::vector<uint32_t>;
 class Clocks {
  public:
   void start(size_t agents) {
-    clocks_.assign(agents, Clock(agents, 0));
-    for (size_t i = 0; i < agents; ++i) clocks_[i][i] = 1;
+    clocks_.resize(agents);
+    for (size_t i = 0; i < agents; ++i) {
+      clocks_[i].assign(agents, 0);  // where it was in the block before
+      clocks_[i][i] = 1;
+    }
   }
-  // None are kept, and nothing here may be called but of().
-  void stop() { clocks_.clear(); }
   bool on() const { return !clocks_.empty(); }
 
   const Clock& clock(size_t agent) const { return clocks_[agent]; }

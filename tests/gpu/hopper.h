@@ -91,18 +91,19 @@ struct Hopper {
   std::vector<BulkCopy> copies;
   std::vector<WgmmaWarp> warps;
   std::vector<std::vector<WgmmaCall>> calls;  // of each four warps
-  // Shared memory as copies and wgmma see it: what threads wrote up to a fence_async.
+  // Shared memory as copies and wgmma see it: what threads wrote up to a fence_async. Empty where
+  // somebody watches, who knows of each byte whether it was fenced.
   std::vector<unsigned char> view;
   std::vector<int> registers;  // of a thread of each warp
   int spare_registers = 0;     // of a thread of a warp
   std::vector<size_t> register_waiters;
 
-  void start(const Grid& grid) {
+  void start(const Grid& grid, bool is_watched) {
     const auto num_warps = static_cast<size_t>(grid.threads / kWarp);
     *this = {};
     warps.resize(num_warps);
     calls.resize((num_warps + kWarpsOfGroup - 1) / kWarpsOfGroup);
-    view.assign(grid.shared_bytes, 0xff);
+    if (!is_watched) view.assign(grid.shared_bytes, 0xff);
     constexpr int kRegisters = 65536;
     constexpr int kMost = 248;  // a multiple of 8
     const int each = kRegisters / grid.threads / std::max(1, grid.min_blocks) / 8 * 8;

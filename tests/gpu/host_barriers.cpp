@@ -178,7 +178,7 @@ void Unit::fence_async(Where where) {
   const Progress& progress = owner_->thread(*this).progress;
   const Machine machine(*owner_, progress);
   Hopper& hopper = owner_->hopper();
-  std::memcpy(hopper.view.data(), shared_, shared_bytes_);
+  if (!hopper.view.empty()) std::memcpy(hopper.view.data(), shared_, shared_bytes_);
   for (auto& [place, state] : hopper.barriers) state.for_copies |= state.maker == thread;
   if (owner_->observer() != nullptr) owner_->observer()->fences_async(progress);
 }

@@ -112,6 +112,7 @@ void Block::land(BulkCopy copy) {
     } else {
       std::memset(piece.to, 0, piece.bytes);
     }
+    if (hopper_.view.empty()) continue;
     std::memcpy(hopper_.view.data() + (static_cast<unsigned char*>(piece.to) - start), piece.to,
                 piece.bytes);
   }

@@ -51,45 +51,55 @@ size_t place_of(uint64_t descriptor, bool transposed, int row, int k) {
 // A NaN.
 constexpr uint16_t kUnknown = 0xffff;
 
-struct Tiles {
-  Block& block;
-  const unsigned char* shared;
-  size_t bytes;
+class Tiles {
+ public:
+  Tiles(Block& block, const char* shared, size_t bytes)
+      : block_(block), shared_(reinterpret_cast<const unsigned char*>(shared)), bytes_(bytes) {}
 
   // Numbers [rows][16].
   std::vector<float> read(uint64_t descriptor, bool transposed, bool is_f16, int first,
                           int rows) const {
     std::vector<float> out(static_cast<size_t>(rows) * kDepth);
-    for (int row = 0; row < rows; ++row) {
-      for (int k = 0; k < kDepth; ++k) {
-        const size_t at = place_of(descriptor, transposed, first + row, k);
-        if (at >= bytes || at + 2 > bytes) {
-          throw std::logic_error("wgmma: a tile reaches beyond the block's shared memory");
-        }
+    for_pieces(descriptor, transposed, first, rows, [&](int row, int k, size_t at) {
+      for (int i = 0; i < kPiece; ++i, at += 2) {
         uint16_t bits;
-        uint16_t written;
-        std::memcpy(&bits, block.hopper().view.data() + at, sizeof bits);
-        std::memcpy(&written, shared + at, sizeof written);
-        if (bits != written) bits = kUnknown;  // since the last fence_async
-        out[static_cast<size_t>(row * kDepth + k)] = is_f16 ? of_f16(bits) : of_bf16(bits);
+        std::memcpy(&bits, shared_ + at, sizeof bits);
+        if (!block_.is_fenced(at, sizeof bits)) bits = kUnknown;
+        const int place = transposed ? (row + i) * kDepth + k : row * kDepth + k + i;
+        out[static_cast<size_t>(place)] = is_f16 ? of_f16(bits) : of_bf16(bits);
       }
-    }
+    });
     return out;
   }
-  // Tells observers of pieces of 8 numbers.
+  // Tells observers.
   void tell(const Progress& reader, uint64_t descriptor, bool transposed, int first,
             int rows) const {
-    if (block.observer() == nullptr) return;
-    for (int row = 0; row < rows; row += transposed ? 8 : 1) {
-      for (int k = 0; k < kDepth; k += transposed ? 1 : 8) {
+    if (block_.observer() == nullptr) return;
+    for_pieces(descriptor, transposed, first, rows, [&](int, int, size_t at) {
+      block_.observer()->reads_async(reader, shared_ + at, 2 * kPiece);
+    });
+  }
+
+ private:
+  static constexpr int kPiece = 8;  // numbers that lie behind each other, of a row or of a k
+
+  // each(row, k, place) of the first number of each piece.
+  template <class F>
+  void for_pieces(uint64_t descriptor, bool transposed, int first, int rows, F&& each) const {
+    for (int row = 0; row < rows; row += transposed ? kPiece : 1) {
+      for (int k = 0; k < kDepth; k += transposed ? 1 : kPiece) {
         const size_t at = place_of(descriptor, transposed, first + row, k);
-        if (at >= bytes || at + 16 > bytes) {
+        if (at >= bytes_ || at + 2 * kPiece > bytes_) {
           throw std::logic_error("wgmma: a tile reaches beyond the block's shared memory");
         }
-        block.observer()->reads_async(reader, shared + at, 16);
+        each(row, k, at);
       }
     }
   }
+
+  Block& block_;
+  const unsigned char* const shared_;
+  const size_t bytes_;
 };
 
 unsigned char* bytes_of(void* registers) {
@@ -242,7 +252,7 @@ void Unit::begin_wgmma(WarpWgmma& op, unsigned line) {
 }
 
 void Unit::tell_tiles(const WarpWgmma& op) const {
-  const Tiles tiles{*owner_, reinterpret_cast<const unsigned char*>(shared_), shared_bytes_};
+  const Tiles tiles(*owner_, shared_, shared_bytes_);
   const Wgmma& first = op.lanes[0];
   const Progress& lane0 = owner_->thread_at(warp * kWarp).progress;
   if (first.a == nullptr) {
@@ -295,7 +305,7 @@ void Unit::wait_for_wgmma(int pending, Where where, std::initializer_list<Named>
 // All but the `pending` newest groups of the warp.
 void Unit::end_wgmma(int pending, const std::array<const NamedRegisters*, kWarp>& named) {
   WgmmaWarp& mine = owner_->hopper().warps[static_cast<size_t>(warp)];
-  const Tiles tiles{*owner_, reinterpret_cast<const unsigned char*>(shared_), shared_bytes_};
+  const Tiles tiles(*owner_, shared_, shared_bytes_);
   const int done = mine.groups - pending;
   size_t count = 0;
   for (; count < mine.under_way.size() && mine.under_way[count].group < done; ++count) {

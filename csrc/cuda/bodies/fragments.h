@@ -266,10 +266,10 @@ struct Products<DType::f32, kWarps> {
   EFFINFER_DEVICE static void add_products(Unit& unit, const float* rows, const Slot& block,
                                            int line, float (&d)[4][4]) {
     const Quad* numbers = &block[line / 4][line % 4 * 8 + unit.lane % 4 * 2];
-    const Quad low = numbers[0];
-    const Quad high = numbers[1];
-    const float a = rows[unit.lane / 4];
-    const float b = rows[unit.lane / 4 + 8];
+    add_numbers(numbers[0], numbers[1], rows[unit.lane / 4], rows[unit.lane / 4 + 8], d);
+  }
+  EFFINFER_REGISTERS EFFINFER_DEVICE static void add_numbers(Quad low, Quad high, float a, float b,
+                                                             float (&d)[4][4]) {
     EFFINFER_UNROLL
     for (int i = 0; i < 4; ++i) {
       d[i][0] = fmaf(a, float_of(low.words[i]), d[i][0]);
