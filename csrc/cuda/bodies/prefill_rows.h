@@ -36,6 +36,14 @@ EFFINFER_DEVICE bool sees_all(const Visibility& all, const RowSpan& rows, int32_
   return all.window_left < 0 || start >= rows.high - all.window_left || end <= all.sink_tokens;
 }
 
+// Whether the lists of visits have all of a pass's chunk.
+EFFINFER_DEVICE bool is_visited_whole(const ChunkPass& pass) {
+  uint64_t words = pass.units == 0xf ? ~uint64_t{0} : 0;
+  EFFINFER_UNROLL
+  for (int i = 0; i < kChunkUnits; ++i) words &= pass.words[i];
+  return words == ~uint64_t{0};
+}
+
 // A bit for each of a chunk's blocks of 32 tokens of which the rows see something.
 EFFINFER_DEVICE uint32_t live_blocks(const Visibility& all, const RowSpan& rows,
                                      const ChunkPass& pass) {

@@ -46,10 +46,8 @@ class PrefillTileRun {
   using Weights = Quad[kChunkBlocks][2];
   // Widening leaves no registers for a second path, and bounds the time anyway.
   static constexpr bool kHasInside = !KvBlock<kType>::kScaled;
-  static constexpr bool kIsWide = kColumns == 8;
-  // Columns of keys that are in the kernel one behind the other. Edges are rare where chunks have
-  // another path; but there a loop over 96 dims would spill.
-  static constexpr int kUnrolled = kIsWide ? 2 : kColumns;
+  // Columns of keys without a loop. Edges are rare, but one over 96 dims would spill.
+  static constexpr int kUnrolled = kColumns == 8 ? 2 : kColumns;
   static constexpr int kEdgeUnrolled = kHasInside && kColumns != 3 ? 1 : kUnrolled;
   // Warps of decoding's kernel.
   static constexpr int kGroups = kColumns <= 2 ? 2 : kColumns <= 4 ? 4 : 8;
@@ -107,13 +105,10 @@ class PrefillTileRun {
 
   // Whether every row of the tile sees all of the chunk, and scores are only scaled.
   EFFINFER_DEVICE bool is_inside(const ChunkPass& pass) const {
-    if (p_.k.dims != kColumns * kBlock || is_shaped(p_)) return false;
-    uint64_t words = pass.units == 0xf ? ~uint64_t{0} : 0;
-    EFFINFER_UNROLL
-    for (int i = 0; i < kChunkUnits; ++i) words &= pass.words[i];
+    if (p_.k.dims != kColumns * kBlock || is_shaped(p_) || !is_visited_whole(pass)) return false;
     const RowSpan rows = {shared_.rows[0].position, shared_.rows[result_.num_rows() - 1].position};
     const int32_t start = pass.chunk * kChunkTokens;
-    return words == ~uint64_t{0} && sees_all(shared_.visible, rows, start, start + kChunkTokens);
+    return sees_all(shared_.visible, rows, start, start + kChunkTokens);
   }
 
   EFFINFER_DEVICE RowSpan own_span() const {
@@ -134,13 +129,10 @@ class PrefillTileRun {
     result_.begin_chunk(unit_, pass.chunk, chunk);
     add_values<kEdge, kHeld == 0>(first, 0, live, weights);
     EFFINFER_UNROLL
-    for (int column = 1; column < kHeld; ++column) {
-      add_values<kEdge>(take_values(at, column), column, live, weights);
-    }
-    // Of wide heads in a loop, so that they are in the kernel once.
-    EFFINFER_UNROLL_BY(kIsWide ? 1 : kColumns)
-    for (int column = kHeld > 0 ? kHeld : 1; column < kColumns; ++column) {
-      add_values<kEdge, true>(take_values(at, column), column, live, weights);
+    for (int i = 1; i < kHeld; ++i) add_values<kEdge>(take_values(at, i), i, live, weights);
+    EFFINFER_UNROLL_BY(kColumns == 8 ? 1 : kColumns)  // of wide heads once
+    for (int i = kHeld > 0 ? kHeld : 1; i < kColumns; ++i) {
+      add_values<kEdge, true>(take_values(at, i), i, live, weights);
     }
   }
   EFFINFER_DEVICE const PrefillStage& take_values(int at, int column) {
@@ -172,15 +164,14 @@ class PrefillTileRun {
       EFFINFER_UNROLL_BY(kEdge ? kEdgeUnrolled : kUnrolled)
       for (int column = 0; column < kColumns; ++column) {
         EFFINFER_UNROLL
-        for (int s = 0; s < 2; ++s) {
-          const int step = 2 * column + s;
+        for (int step = 2 * column; step < 2 * column + 2; ++step) {
           if (kEdge && 16 * step >= p_.k.dims) continue;
           const Quad a = shared_.queries[unit_.warp][step][unit_.lane];
           EFFINFER_UNROLL
           for (int b = 0; b < Stages::kTokenBlocks; ++b) {
             const int block = stage * Stages::kTokenBlocks + b;
             if (kEdge && (live >> block & 1) == 0) continue;
-            multiply(scores[block], a, keys[b * kColumns + column], s);
+            multiply(scores[block], a, keys[b * kColumns + column], step % 2);
           }
         }
       }
