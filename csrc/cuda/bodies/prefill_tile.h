@@ -46,7 +46,7 @@ class PrefillTileRun {
   using Weights = Quad[kChunkBlocks][2];
   // Widening leaves no registers for a second path, and bounds the time anyway.
   static constexpr bool kHasInside = !KvBlock<kType>::kScaled;
-  // Columns of keys without a loop. Edges are rare, but one over 96 dims would spill.
+  // Columns of keys without a loop. Edges beside another path are rare; one over 96 dims spills.
   static constexpr int kUnrolled = kColumns == 8 ? 2 : kColumns;
   static constexpr int kEdgeUnrolled = kHasInside && kColumns != 3 ? 1 : kUnrolled;
   // Warps of decoding's kernel.
